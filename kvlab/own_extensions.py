@@ -31,6 +31,7 @@ TABLE: dict[str, tuple[str, ...]] = {
         "--prefix-cache",
     ),
     "copy": ("command: copy", "--copy-to"),
+    "datasets": ("command: data",),
     "doctor": ("command: doctor",),
     "estimate": ("command: estimate",),
     "eviction": ("serving.evict",),

@@ -5,6 +5,8 @@ from pathlib import Path
 
 import pytest
 
+from kvlab.data.dataset_preparation import prepare_dataset
+from kvlab.spec import load_experiment
 from tests.support.stub_looks import KnownRun
 from tests.support.tiny_sweep import SWEEP, run_kvlab, tiny_sweep_folder
 
@@ -46,7 +48,7 @@ def test_a_plan_shows_the_least_and_the_most_and_submit_what_each_look_decides()
 def test_a_failed_tuning_trial_fails_the_sweep_until_it_is_retried(script):
     tune = "tune: {training.learning_rate: [1e-3, 2e-3, 4e-3], seeds: [100]}\n"
     Path("s.yaml").write_text(f"{SWEEP}seeds: [0]\n{tune}")
-    assert run_kvlab("data", "prepare", "e.yaml")[0] == 0  # the ids are known from then on
+    prepare_dataset(load_experiment("e.yaml").data)  # the ids are known from then on
     bad = json.loads(run_kvlab("plan", "s.yaml", "--json")[1])["trials"][0]["trial"]
     script[bad, "measure", 0] = "bug"
     code, text, _ = run_kvlab(*SUBMIT)

@@ -5,7 +5,8 @@ from unittest import mock
 import pytest
 
 from kvlab.data.data_dir import get_data_dir
-from kvlab.spec import load_sweep
+from kvlab.data.dataset_preparation import prepare_dataset
+from kvlab.spec import load_experiment, load_sweep
 from kvlab.store import Store
 from kvlab.sweep import plan
 from kvlab.sweep.planning.explain import explain_equality, find_nearest_trial, find_unmatched_trials
@@ -98,7 +99,7 @@ def test_another_text_is_named_with_the_key_that_selects_it(tmp_path, monkeypatc
         out = run_kvlab("plan", "s.yaml")[1]
         assert "so the ids will change" in out
         assert "no longer match" not in out, "the text is not known yet"
-        assert run_kvlab("data", "prepare", "e.yaml")[0] == 0
+        prepare_dataset(load_experiment("e.yaml").data)
         out = run_kvlab("plan", "s.yaml")[1]
         assert "2 finished trials no longer match this sweep, as data.digest" in out
         out = run_kvlab("plan", "s.yaml", "--why")[1]

@@ -22,7 +22,7 @@ BLOCK = 16
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
     with tiny_sweep_folder(tmp_path_factory.mktemp("texts")) as folder:
-        assert run_kvlab("data", "prepare", "e.yaml")[0] == 0
+        prepare_dataset(load_experiment("e.yaml").data)
         yield folder
 
 

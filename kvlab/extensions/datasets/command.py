@@ -8,7 +8,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from kvlab.cli.shared_arguments import add_flag, parse_number, positive_int
+from kvlab.cli.shared_arguments import add_flag, add_list, positive_int
 from kvlab.cli.terminal import format_table, print_result
 from kvlab.data import hellaswag_dataset
 from kvlab.data.data_dir import get_data_dir
@@ -18,6 +18,7 @@ from kvlab.errors import DataError, Problem, SpecError, UsageError
 from kvlab.humanize import format_bytes, format_number, suggest_name
 from kvlab.spec import DataConfig, load_experiment, parse_override
 from kvlab.spec.data_config import SOURCES
+from kvlab.spec.overrides import apply_patch, resolve_path_value
 from kvlab.spec.validation_errors import list_field_errors
 from kvlab.spec.yaml_reader import read_yaml
 
@@ -25,9 +26,8 @@ EPILOG = """\
 examples:
   kvlab data get hellaswag
   kvlab data prepare experiments/quickstart.yaml
-  kvlab data prepare fineweb-edu-10b --tokens 2B
-  kvlab data prepare fineweb-edu-crawl --subset CC-MAIN-2024-10 --tokens 2B
-  kvlab data prepare files --paths books/ notes.jsonl.zst --tokenizer gpt2:4096 --licence CC0
+  kvlab data prepare fineweb-edu-10b --set data.max_tokens=2e9
+  kvlab data prepare files --set data.paths=[books/] --set data.tokenizer=gpt2:4096
   kvlab data list
 """
 
@@ -41,14 +41,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
     prepare = _add_action(actions, "prepare", "turn text into tokens, once", _run_prepare)
     prepare.add_argument("target", help=f"an experiment file, or a source: {', '.join(SOURCES)}")
-    prepare.add_argument("--tokenizer", help="gpt2, gpt2:N or bytes")
-    prepare.add_argument("--paths", nargs="+", help="files and folders of text, for source files")
-    prepare.add_argument("--subset", help="the crawl, for source fineweb-edu-crawl")
-    prepare.add_argument("--licence", metavar="TEXT", help="of your files, for source files")
-    prepare.add_argument("--max-bytes", metavar="BYTES", help="stop after this much text")
-    prepare.add_argument("--tokens", metavar="COUNT", help="stop after so many, such as 500M")
-    text = "share of documents to hold out"
-    prepare.add_argument("--validation-fraction", metavar="SHARE", help=text)
+    add_list(prepare, "--set", "KEY=VALUE", "change a key of data; may be repeated")
     prepare.add_argument("--workers", type=positive_int, help="processes (default: one per core)")
 
     _add_action(actions, "list", "list evaluation sets and prepared text", _run_list)
@@ -79,7 +72,7 @@ def _run_get(options: argparse.Namespace) -> None:
 
 
 def _run_prepare(options: argparse.Namespace) -> None:
-    data = _make_data_config(options)
+    data = _read_data_config(options.target, dict(map(parse_override, options.set)))
     try:
         dataset = prepare_dataset(data, _print_progress, workers=options.workers)
     except DataError as error:
@@ -108,10 +101,9 @@ def _run_prepare(options: argparse.Namespace) -> None:
 
 def _locate(key: str, message: str, options: argparse.Namespace) -> Problem:
     """Return where a key of `data` was written: in the experiment's file, or as an option."""
-    option = key.split(".")[1]
     target: str = options.target
-    if getattr(options, option, None) is not None:
-        return Problem(f"--{option.replace('_', '-')}", 0, 0, message)
+    if any(key.startswith(text.partition("=")[0]) for text in options.set):
+        return Problem("--set", 0, 0, message)
     if not target.endswith((".yaml", ".yml")):
         return Problem(target, 0, 0, message)
     path = tuple(int(part) if part.isdecimal() else part for part in key.split("."))
@@ -162,28 +154,17 @@ def _run_verify(options: argparse.Namespace) -> int:
     return int(bool(problems))
 
 
-def _make_data_config(options: argparse.Namespace) -> DataConfig:
-    values = {key: getattr(options, key) for key in ("tokenizer", "subset", "licence")}
-    for key in ("max_bytes", "validation_fraction"):
-        text = getattr(options, key)
-        values[key] = None if text is None else parse_override(f"{key}={text}")[1]
-    values = {key: value for key, value in values.items() if value is not None}
-    if options.paths is not None:
-        values["paths"] = [str(Path(path).expanduser().absolute()) for path in options.paths]
-    if options.tokens is not None:
-        scale = {"k": 10**3, "M": 10**6, "B": 10**9}.get(options.tokens[-1:], 1)
-        count = parse_number(options.tokens if scale == 1 else options.tokens[:-1]) * scale
-        if not (1 <= count <= 10**15 and count.is_integer()):
-            text = f"--tokens = {options.tokens} is not a count of tokens"
-            raise UsageError(f"{text}; write 10B, 500M or 2e6")
-        values["max_tokens"] = int(count)
-    target: str = options.target
+def _read_data_config(target: str, changes: dict[str, Any]) -> DataConfig:
+    """Return `data` of an experiment's file, or of a source alone, with changed keys."""
+    if other := [key for key in changes if not key.startswith("data.")]:
+        raise UsageError(f"--set {other[0]} changes no key of data; write data.KEY=VALUE")
+    changes = {key: resolve_path_value(key, value, Path.cwd()) for key, value in changes.items()}
     if target.endswith((".yaml", ".yml")):
-        return load_experiment(target, {f"data.{key}": value for key, value in values.items()}).data
+        return load_experiment(target, changes).data
     if target not in SOURCES:
         hint = suggest_name(target, SOURCES, f"sources: {', '.join(SOURCES)}")
         raise UsageError(f"{target}: is not a text source or a .yaml file; {hint}")
-    values["source"] = target
+    values = apply_patch({"data": {"source": target}}, changes)["data"]
     try:
         return DataConfig.model_validate(values)
     except ValidationError as error:

@@ -1,0 +1,8 @@
+"""What the care of datasets adds to kvlab: the command."""
+
+from kvlab.own_extensions import CommandPart, Parts
+
+_SUMMARY = "get and prepare text and evaluation sets"
+_MODULE = "kvlab.extensions.datasets.command"
+
+PARTS = Parts(commands=(CommandPart("data", "sync", _SUMMARY, _MODULE),))
