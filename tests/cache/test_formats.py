@@ -8,7 +8,6 @@ from kvlab.cache.formats import ScaledCodes, convert_codes, get_format
 from kvlab.model import GPT, attention_backends, decode_attention
 from kvlab.model.generate import EagerDecoder, StaticDecoder, prefill
 from kvlab.spec import ModelConfig, ServingConfig
-from kvlab.spec.dtypes import DTYPES, BlockDType
 from tests.contracts.cache_format_contract import CacheFormatContract
 
 
@@ -42,40 +41,8 @@ def check_divisors(**how):
     assert all(isinstance(by, torch.Tensor) for by in divisors.kept)
 
 
-class TestFloat64(CacheFormatContract):
-    kv_dtype, max_error = "float64", 0.0
-
-
-class TestFloat32(CacheFormatContract):
-    kv_dtype, max_error = "float32", 2.0**-24
-
-
-class TestFloat16(CacheFormatContract):
-    kv_dtype, max_error = "float16", 2.0**-11
-
-
-class TestBfloat16(CacheFormatContract):
-    kv_dtype, max_error = "bfloat16", 2.0**-8
-
-
-class TestInt8(CacheFormatContract):
-    """Half a step, and the rounding of the scale."""
-
-    kv_dtype, max_error = "int8", 1.01 / 254
-
-
-class TestFP8(CacheFormatContract):
-    kv_dtype, max_error = "fp8", 1.01 / 16
-
-
-class TestInt4(CacheFormatContract):
-    kv_dtype, max_error = "int4", 1.01 / 14
-
-
-def test_every_format_has_its_suite():
-    assert {suite.kv_dtype for suite in CacheFormatContract.__subclasses__()} == {
-        name for name, dtype in DTYPES.items() if not isinstance(dtype, BlockDType)
-    }  # formats that quantize tokens in blocks: tests/extensions/kivi
+class TestFormats(CacheFormatContract):
+    pass
 
 
 def test_every_float8_code_is_converted_exactly():

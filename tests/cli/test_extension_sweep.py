@@ -93,17 +93,3 @@ def test_a_damaged_description_is_written_again_with_code_that_was_run_here(fold
             assert heal(path.parent, rebuild_description)
         assert path.exists() == bool(extension_files._loaded) == run_here
     assert {**store.sweep("s"), "code": before["code"]} == before
-
-
-def test_an_edit_is_another_trial_and_a_comment_is_not(folder):
-    text = (folder / FILES[0]).read_text()
-    states = {}
-    for name, edited in {
-        "comment": f"# new\n{text}",
-        "edit": text.replace("bias=False", "bias=True"),
-    }.items():
-        (folder / FILES[0]).write_text(edited)
-        states[name] = json.loads(run_kvlab("plan", "s.yaml", "--json")[1])["trials"]
-    (folder / FILES[0]).write_text(text)
-    assert [one["state"] for one in states["comment"]] == ["done"] * 3
-    assert sorted(one["state"] for one in states["edit"]) == ["done", "done", "new"]

@@ -45,20 +45,6 @@ def test_report_prints_the_answer_and_where_it_is(store, capsys, monkeypatch):
 
 
 @pytest.mark.usefixtures("store")
-def test_sync_twice_and_to_a_server_that_is_not_there(capsys, monkeypatch):
-    assert main(["sync", "--json"]) == 0
-    (first,) = json.loads(capsys.readouterr().out)
-    counts = {"written": 8, "unchanged": 0, "deleted": 0, "models": 0}
-    assert first == {"sweep": "made", "experiment": "1", **counts}
-    assert main(["sync", "made"]) == 0
-    assert capsys.readouterr().out == "made: 0 written, 8 unchanged, 0 deleted\n"
-    monkeypatch.setenv("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "0")
-    assert main(["sync", "--tracking-uri", "http://127.0.0.1:9"]) == 1
-    message = capsys.readouterr().err
-    assert (message.count("\n"), "--tracking-uri" in message) == (1, True)
-
-
-@pytest.mark.usefixtures("store")
 def test_ui_refuses_a_port_that_is_taken(capsys):
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]

@@ -8,7 +8,7 @@ import pytest
 
 from kvlab.analysis.study import Study
 from kvlab.cli.commands import submit
-from kvlab.errors import DataError, StoreError
+from kvlab.errors import DataError
 from kvlab.report import answer_text
 from kvlab.store import Store
 from tests.support.tiny_sweep import EXPERIMENT, FAILING_SWEEP, SWEEP, run_kvlab, tiny_sweep_folder
@@ -129,20 +129,6 @@ def test_logs_of_a_trial_and_of_the_trials_of_a_sweep(store, failed):
         assert {line[:8] for line in run_kvlab("logs", "s", "-f")[1].splitlines()} == {running[:8]}
     facts = json.loads(run_kvlab("logs", "s", "--json")[1])
     assert [one["trial"] for one in facts["trials"]] == [failed]
-
-
-def test_a_damaged_result_is_measured_again_and_equal(store):
-    trial = next(trial for trial in store.trial_ids() if store.status(trial) == "done")
-    whole = store.result(trial)["measurements"]["loss"]
-    path = store.trial_directory(trial) / "result.json"
-    path.write_bytes(path.read_bytes()[:-40])
-    with pytest.raises(StoreError):
-        store.result(trial)
-    assert "its result is damaged" in run_kvlab("status", "s")[1]
-    code, out, _ = run_kvlab(*SUBMIT, "--no-report")
-    assert (code, "2 ended before, 1 to run" in out) == (1, True)
-    assert store.result(trial)["measurements"]["loss"] == whole
-    assert store.attempts(trial) == [1, 2]
 
 
 def test_missing_text_is_reported_before_anything_is_written(folder):

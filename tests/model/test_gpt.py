@@ -8,10 +8,15 @@ from kvlab.errors import CacheError
 from kvlab.layout import KVLayout
 from kvlab.model import GPT, attention
 from kvlab.spec import ModelConfig
+from tests.contracts.position_scheme_contract import PositionSchemeContract
 from tests.support.random_model import random_model
 
 SMALL = {"vocab_size": 29, "block_size": 32, "n_layer": 6, "n_head": 4, "n_embd": 32}
 HYBRID = {**SMALL, "n_kv_head": 2, "attention_pattern": "GLLLLL", "window": 5, "position": "rope"}
+
+
+class TestPositionSchemes(PositionSchemeContract):
+    pass
 
 
 def tokens(rows, count, seed=0):

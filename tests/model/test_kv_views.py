@@ -4,45 +4,15 @@ import pytest
 import torch
 
 from kvlab.model import decode_attention
-from kvlab.model.attention import SeparateKV
 from kvlab.model.attention_backends import scaled_dot_product
-from kvlab.model.decode_attention import Keys, decode_stored
+from kvlab.model.decode_attention import Keys
 from kvlab.model.rope import apply_rope, make_rope_table
 from kvlab.spec import ModelConfig
-from kvlab.spec.kv_forms import NAMED_FORMS, KVForm, StoredVectors
 from tests.contracts.kv_form_contract import SHAPE, KVFormContract
 
 
 class TestSeparate(KVFormContract):
     changes, numbers = {"n_kv_head": 2}, 2 * 2 * 8
-
-
-class MirroredKV(SeparateKV):
-    """K is minus V, and V is stored."""
-
-    def store(self, parts, rope):  # noqa: ARG002
-        return parts
-
-    def attend(self, q, parts, rope, attend):  # noqa: ARG002
-        values = decode_stored(parts[0], q.dtype)
-        return attend(q, Keys(-values), values)
-
-
-class MirroredForm(KVForm):
-    name, view, parts = "mirrored", f"{__name__}:MirroredKV", ("v",)
-
-    def stored(self, layer):
-        return (StoredVectors(layer.n_kv_head, layer.head_dim),)
-
-
-class TestMirrored(KVFormContract):
-    """A new form is a table line: a class of a test, by the name that a spec gives."""
-
-    changes, numbers = {"kv": "mirrored", "position": "none", "n_kv_head": 2}, 2 * 8
-
-    @pytest.fixture(autouse=True)
-    def _enter(self, monkeypatch):
-        monkeypatch.setitem(NAMED_FORMS, "mirrored", MirroredForm())
 
 
 def test_flops_of_a_key():

@@ -1,20 +1,19 @@
 """The speed of the code here over that of an earlier commit: the same work, in one run.
 
-    python -m tests.performance.earlier_commit COMMIT [ROUND_COUNT]
+    python -m tests.performance.earlier_commit COMMIT [START_COUNT]
 
-Each commit has a process of its own, and they work in turn, never at once. As the memory that a
-process happens to get decides a few percent, there are `STARTS` pairs of processes. The ratio is
-that of the median processor times of a round, and its range that of the pairs. Beside it is the
-ratio of the least times of all rounds, which other load on the machine raises least.
-Above 1 the code here is slower. The work is written in names that both commits must have.
+Processes of the two commits take turns, as the memory that one happens to get decides a few percent.
+Each gives its least processor time of a round, which other load on the machine raises least. The
+ratio is that of the medians, and its range that of the pairs. Above 1 the code here is slower. The
+work is written in names that both commits must have.
 """
 
+import json
 import os
 import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from statistics import median
 
@@ -22,7 +21,7 @@ ROOT = Path(__file__).parents[2]
 STARTS, ROUNDS = 5, 5
 
 WORK = """
-import sys, time
+import json, time
 from types import SimpleNamespace
 import numpy as np
 import torch
@@ -82,89 +81,48 @@ works = {
     "one-shot loss": scoring(None),
     "served loss": scoring(ServingConfig()),
 }
-print(len(works), flush=True)
+seconds = {}
 for name, work in works.items():
-    work()
-    print(name, flush=True)
-    while sys.stdin.readline().strip():
+    for number in range(ROUNDS + 1):  # the first one warms up
         start = time.process_time()
         work()
-        print(time.process_time() - start, flush=True)
+        if number:
+            seconds.setdefault(name, []).append(time.process_time() - start)
+print(json.dumps({name: min(times) for name, times in seconds.items()}))
 """
 
 
-def run(commit: str, rounds: int = ROUNDS) -> Iterator[str]:
+def run(commit: str, starts: int = STARTS) -> Iterator[str]:
     """Yield the rows of a table."""
-    times: dict[str, list[list[list[float]]]] = {}
-    with _checked_out(commit) as earlier:
-        for _ in range(STARTS):
-            for name, sides in _time_pair(earlier, rounds):
-                times.setdefault(name, []).append(sides)
-    yield f"processor time of a round, one thread; medians of {STARTS} times {rounds} rounds"
-    yield f"{'work':30}  {commit[:12]:>12}      here  ratio  of the pairs  of the least"
-    for name, starts in times.items():
-        pairs = [[median(side) for side in sides] for sides in starts]
-        before, here = (median(side) for side in zip(*pairs, strict=True))
-        ratios = sorted(new / old for old, new in pairs)
-        least = [min(min(sides[index]) for sides in starts) for index in range(2)]
-        yield (
-            f"{name:30}  {before * 1e3:9.1f} ms  {here * 1e3:5.1f} ms  {median(ratios):5.2f}"
-            f"  {ratios[0]:.2f} to {ratios[-1]:.2f}  {least[1] / least[0]:12.2f}"
-        )
-
-
-def _time_pair(earlier: Path, rounds: int) -> Iterator[tuple[str, list[list[float]]]]:
-    """Yield the name of each work, and the seconds of the earlier code and of that here."""
-    with ExitStack() as stack:
-        sides = [stack.enter_context(_worker(tree)) for tree in (earlier, ROOT)]
-        count = {int(_read(side)) for side in sides}.pop()
-        for _ in range(count):
-            name = {_read(side) for side in sides}.pop()
-            seconds = [[_work(side) for side in sides] for _ in range(rounds)]
-            for side in sides:
-                _write(side, "")
-            yield name, [list(side) for side in zip(*seconds, strict=True)]
-
-
-@contextmanager
-def _checked_out(commit: str) -> Iterator[Path]:
-    """Yield the files of a commit, in a folder that is removed afterwards."""
     with tempfile.TemporaryDirectory() as folder:
         archive = subprocess.run(
             ["git", "archive", commit], cwd=ROOT, check=True, stdout=subprocess.PIPE
         )
         subprocess.run(["tar", "-x", "-C", folder], input=archive.stdout, check=True)
-        yield Path(folder)
+        pairs = [[_time_works(tree) for tree in (Path(folder), ROOT)] for _ in range(starts)]
+    yield f"least processor time of {ROUNDS} rounds, one thread; medians of {starts} processes"
+    yield f"{'work':30}  {commit[:12]:>12}      here  ratio  of the pairs"
+    for name in pairs[0][0]:
+        times = [[one[name] for one in pair] for pair in pairs]
+        before, here = (median(side) for side in zip(*times, strict=True))
+        ratios = sorted(new / old for old, new in times)
+        yield (
+            f"{name:30}  {before * 1e3:9.1f} ms  {here * 1e3:5.1f} ms  {here / before:5.2f}"
+            f"  {ratios[0]:.2f} to {ratios[-1]:.2f}"
+        )
 
 
-@contextmanager
-def _worker(tree: Path) -> Iterator["subprocess.Popen[str]"]:
-    """Yield a process that has the code of ``tree`` and does the work when told to."""
-    command = [sys.executable, "-c", WORK]  # which looks for modules in its folder first
-    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
-    process = subprocess.Popen(command, cwd=tree, env={**os.environ, "PYTHONPATH": ""}, **pipes)
-    try:
-        yield process
-    finally:
-        process.kill()
-        process.communicate()
-
-
-def _work(side: "subprocess.Popen[str]") -> float:
-    _write(side, "go")
-    return float(_read(side))
-
-
-def _write(side: "subprocess.Popen[str]", line: str) -> None:
-    side.stdin.write(f"{line}\n")
-    side.stdin.flush()
-
-
-def _read(side: "subprocess.Popen[str]") -> str:
-    line = side.stdout.readline()
-    if not line:
-        raise RuntimeError(f"{side.args[0]} ended: the commit has other names than the work uses")
-    return line.strip()
+def _time_works(tree: Path) -> dict[str, float]:
+    """Return the seconds of each work, in a process that has the code of ``tree``."""
+    command = [
+        sys.executable,
+        "-c",
+        f"ROUNDS = {ROUNDS}\n{WORK}",
+    ]  # its folder's modules come first
+    environment = {**os.environ, "PYTHONPATH": ""}
+    done = subprocess.run(command, cwd=tree, env=environment, check=True, stdout=subprocess.PIPE)
+    seconds: dict[str, float] = json.loads(done.stdout)
+    return seconds
 
 
 if __name__ == "__main__":

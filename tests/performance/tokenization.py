@@ -3,20 +3,17 @@
 Processor seconds of this process, its threads included: what others do meanwhile does not count.
 """
 
-import json
 import tempfile
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
-
-import pyarrow as pa
-from pyarrow import parquet
 
 from kvlab.data.sources import get_source
 from kvlab.data.token_pieces import PieceJob, write_piece
 from kvlab.data.tokenizers import load_tokenizer
 from kvlab.spec import DataConfig
 from tests.performance.timing import LimitMissed, least_in_turn
+from tests.support.text_files import write_jsonl, write_parquet
 
 MEGABYTES, ROUNDS = 12, 5
 LIMIT = 0.8
@@ -34,7 +31,9 @@ def run() -> Iterator[str]:
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         ways = {"tiktoken alone": partial(_tiktoken, texts)}
-        for path in (_jsonl(folder, texts), _parquet(folder, texts)):
+        for path in (
+            write_jsonl(folder / "text.jsonl", texts), write_parquet(folder / "text.parquet", texts),
+        ):  # fmt: skip
             ways[f"{path.suffix[1:]} read, hashed, tokenised and written"] = partial(_ours, path)
         seconds = least_in_turn(ways, ROUNDS)
     yield f"{size:.0f} MB of text, {len(texts):,} documents, gpt2; processor seconds, best of"
@@ -59,18 +58,6 @@ def _ours(path: Path) -> None:
     with tempfile.TemporaryDirectory(dir=path.parent) as pieces:
         for unit in get_source("files").units(data, lambda _: None):
             write_piece(PieceJob("files", "gpt2", pieces, unit))
-
-
-def _jsonl(folder: Path, texts: list[str]) -> Path:
-    path = folder / "text.jsonl"
-    path.write_text("\n".join(json.dumps({"text": text}) for text in texts))
-    return path
-
-
-def _parquet(folder: Path, texts: list[str]) -> Path:
-    path = folder / "text.parquet"
-    parquet.write_table(pa.table({"text": texts}), path)
-    return path
 
 
 def _texts() -> list[str]:

@@ -129,12 +129,15 @@ def test_a_lock_whose_holder_is_unknown_and_long_gone_keeps_no_damage(store, mon
     assert heal(folder)
 
 
-@pytest.mark.parametrize("name", ["result.json", "items.jsonl.gz", "training.json"])
+@pytest.mark.parametrize(
+    "name",
+    ["result.json", "items.jsonl.gz", "training.json", "config.json", "final/model.safetensors"],
+)
 def test_a_submit_alone_heals_what_it_needs(store, name):
     """Without `kvlab verify`: what has to be read again is found damaged then."""
     before, trial = measurements(store), store.trial_ids()[0]
     folder = store.trial_directory(trial)
-    if name == "training.json":  # a trial that has to be measured again needs the weights
+    if not (folder / name).exists():  # a trial that has to be measured again needs the weights
         folder = store.training_directory(store.result(trial)["training"])
         (store.trial_directory(trial) / "result.json").unlink()
     damage_file(folder / name, "flip", store.path)

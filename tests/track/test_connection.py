@@ -100,42 +100,6 @@ def hide(store, trials):
     return lambda trial: store.write_result(results[trial])
 
 
-@pytest.mark.faults
-def test_a_server_that_dies_in_mid_sweep_holds_everything_after_a_sync(
-    store, tmp_path, capsys, mlflow_template
-):
-    (tmp_path / "server").mkdir()
-    shutil.copy(mlflow_template(), tmp_path / "server" / "mlflow.db")
-    server = Server(tmp_path / "server")
-    try:
-        trials, warned = store.sweep_trials("made"), []
-        end = hide(store, trials)
-        mirror = MLflowPublisher(Namespace(tracking_uri=server.uri), store, "made", warned.append)
-        with store.driver_lock("made").hold():
-            for number, trial in enumerate(trials):
-                end(trial)
-                mirror.on_result(trial)
-                if number == 1:
-                    server.kill()
-            assert "no server answers" not in warned[0], "it was there, so it was asked"
-        assert mirror.finish(None)["error"]
-        assert len(warned) == 1
-        server.start()
-        left = read_contents(server.uri, "made")
-        assert left["made"][0][0] == "RUNNING", "else there is nothing to repair"
-        command = ["sync", "made", "--store", str(store.path), "--no-report"]
-        assert main([*command, "--tracking-uri", server.uri, "--json"]) == 0
-        assert json.loads(capsys.readouterr().out)[0]["written"] == 2
-        runs = read_contents(server.uri, "made")
-    finally:
-        server.close()
-    assert [name for name in left if name != "made" and left[name] != runs[name]] == []
-    Tracker(store.path).mirror("made")
-    always = read_contents(f"sqlite:///{store.path}/mlflow.db", "made")
-    assert runs == always
-    assert len(runs) == 5
-
-
 def test_mirrored_as_the_trials_end_is_the_same_as_a_sync_at_the_end(store, tmp_path):
     """Also for when the sweep began: the first trial to end need not be the first to start."""
     trials, uri = store.sweep_trials("made"), f"sqlite:///{store.path}/mlflow.db"

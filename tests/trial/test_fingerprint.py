@@ -2,9 +2,6 @@
 
 import json
 import math
-import os
-import subprocess
-import sys
 from pkgutil import resolve_name
 
 import numpy as np
@@ -215,28 +212,6 @@ ROPE_SCALING = {f"model.{key}": value for key, value in LINEAR.items()}
 )  # fmt: skip
 def test_spellings_of_one_computation_are_equal(one, same):
     assert both(experiment(one)) == both(experiment(same))
-
-
-ELSEWHERE = """
-import json, sys
-from kvlab.spec import Experiment
-from kvlab.trial import Trial
-data = json.loads(sys.argv[1])
-data = {key: data[key] for key in reversed(data)}
-trial = Trial.of(Experiment.model_validate(data), "text", 0)
-print(trial.training_id, trial.id)
-"""
-
-
-def test_another_process_finds_the_same(tmp_path):
-    done = subprocess.run(
-        [sys.executable, "-c", ELSEWHERE, json.dumps(BASE)],
-        capture_output=True, text=True, check=True, cwd=tmp_path,
-        env={**os.environ, "PYTHONHASHSEED": "1234", "LC_ALL": "C",
-             "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
-    )  # fmt: skip
-    trial = Trial.of(experiment(), "text", 0)
-    assert done.stdout.split() == [trial.training_id, trial.id]
 
 
 def test_plain_data_has_one_fingerprint_whatever_the_order_of_its_keys():

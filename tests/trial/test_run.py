@@ -6,7 +6,6 @@ import math
 import os
 import warnings
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 
@@ -221,35 +220,6 @@ def test_what_another_process_has_taken_over_is_left_to_it(store, trial, stage, 
     if lost == "trainings":
         assert not store.is_trained(trial.training_id)
     assert run(trial, store) == "done"
-
-
-def flip_bit(path):
-    data = bytearray(path.read_bytes())
-    data[len(data) // 2] ^= 1
-    path.write_bytes(data)
-
-
-@pytest.mark.parametrize(
-    ("name", "damage"),
-    [
-        ("training.json", flip_bit),
-        ("config.json", lambda path: path.write_text("")),
-        ("final/model.safetensors", flip_bit),
-        ("final/model.safetensors", Path.unlink),
-    ],
-)
-def test_a_damaged_training_is_made_again(store, planned, name, damage):
-    first, second = planned.trials[0].trial, planned.trials[2].trial
-    run(first, store)
-    directory = store.training_directory(first.training_id)
-    whole = (directory / "final" / "model.safetensors").read_text()
-    damage(directory / name)
-    assert run(second, store) == "done"
-    assert (directory / "final" / "model.safetensors").read_text() == whole
-    assert store.check_training(first.training_id, contents=True) is None
-    calm = Store(store.path.parent / "calm")
-    run(second, calm)
-    assert store.result(second.id)["measurements"] == calm.result(second.id)["measurements"]
 
 
 def test_what_a_trial_prints_and_warns_of_is_in_its_log(store, trial, capfd):
