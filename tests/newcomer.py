@@ -23,8 +23,8 @@ import tempfile
 import time
 import urllib.request
 import uuid
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import NamedTuple
 
@@ -169,15 +169,9 @@ class Newcomer:
 
     def _start(self, words: list[str]) -> subprocess.Popen[str]:
         return subprocess.Popen(
-            words,
-            cwd=self.folder,
-            env=self._environment,
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            start_new_session=True,
-        )
+            words, cwd=self.folder, env=self._environment, text=True, start_new_session=True,
+            stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+        )  # fmt: skip
 
     def _finish(self, words: list[str]) -> str:
         process = self._start(words)
@@ -203,18 +197,13 @@ class Newcomer:
                 break
         else:
             raise Failure(f"$ {shlex.join(words)}\n{printed}\nno address is printed")
-        page = wait_for(lambda: _read(address[0]), f"{address[0]} to answer")
-        if "mlflow" not in page.lower():
-            raise Failure(f"{address[0]} is not a page of MLflow:\n{page[:500]}")
         search = f"{address[0]}/ajax-api/2.0/mlflow/experiments/search?max_results=100"
-        names = {one["name"] for one in json.loads(_read(search) or "{}").get("experiments", [])}
+        found = wait_for_page(search)
+        names = {one["name"] for one in json.loads(found).get("experiments", [])}
         if not any("first" in name for name in names):
             raise Failure(f"MLflow shows {', '.join(sorted(names))}, and no sweep first")
         os.killpg(process.pid, signal.SIGINT)
-        try:
-            process.communicate(timeout=60)
-        except subprocess.TimeoutExpired:
-            raise Failure(f"$ {shlex.join(words)}\nCtrl-C does not end it") from None
+        process.communicate(timeout=60)
         if process.returncode not in (0, 130):
             raise Failure(f"$ {shlex.join(words)}\nexits with {process.returncode} after Ctrl-C")
         return printed
@@ -237,25 +226,16 @@ def stopped_at_the_end() -> Iterator[dict[str, str]]:
         psutil.wait_procs(left, timeout=30)
 
 
-def wait_for(get: Callable[[], str | None], what: str) -> str:
-    """Return what ``get`` returns once it is not None."""
+def wait_for_page(address: str) -> str:
+    """Return a page of the server on this machine once it answers."""
+    opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
     end = time.monotonic() + SECONDS
     while time.monotonic() < end:
-        if (found := get()) is not None:
-            return found
-        time.sleep(0.2)
-    raise Failure(f"waited {SECONDS} s for {what}")
-
-
-def _read(address: str) -> str | None:
-    """Return a page of the server on this machine, None if it does not answer."""
-    opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
-    try:
-        with opener.open(address, timeout=10) as response:
+        with suppress(OSError), opener.open(address, timeout=10) as response:
             text: str = response.read().decode()
             return text
-    except OSError:
-        return None
+        time.sleep(0.2)
+    raise Failure(f"waited {SECONDS} s for {address} to answer")
 
 
 def _get_mark(process: psutil.Process) -> str | None:

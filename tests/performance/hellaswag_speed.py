@@ -53,16 +53,21 @@ def run() -> Iterator[str]:
     theirs = transformers_model(model)
     with tempfile.TemporaryDirectory() as folder:
         task = lm_eval_reference.hellaswag_task(Path(folder) / "items.jsonl", items)
+
+        def run_lm_eval(lm: Any) -> Predictions:
+            return [lm_eval_reference.prediction(s) for s in lm_eval_reference.samples(lm, task)]
+
         ways: dict[str, Callable[[], Predictions]] = {}
         for rows in BATCHES:
             # lm-eval's model and loop with nothing set but the batch size
             lm = HFLM(pretrained=theirs, tokenizer=words, batch_size=rows)
-            ways[f"lm-eval, transformers, batches of {rows}"] = _by_lm_eval(lm, task)
+            ways[f"lm-eval, transformers, batches of {rows}"] = partial(run_lm_eval, lm)
         adapted = harness_model(OpenedModel("made", model.eval(), ServingConfig(), "gpt2"))
-        ways["lm-eval, kvlab's model"] = _by_lm_eval(adapted, task)
+        ways["lm-eval, kvlab's model"] = partial(run_lm_eval, adapted)
         ways[OURS] = lambda: _by_kvlab(model, items)
         found: dict[str, Predictions] = {}
-        works = {name: partial(_keep, found, name, way) for name, way in ways.items()}
+        works = {name: partial(lambda n, w: found.update({n: w()}), name, way)
+                 for name, way in ways.items()}  # fmt: skip
         seconds = least_in_turn(works, ROUNDS)
     yield f"{len(items)} items, GPT-2 124M, float32, {torch.get_num_threads()} threads;"
     yield f"processor seconds of the best of {ROUNDS} rounds in turn"
@@ -92,14 +97,6 @@ def _enlarge_weights(model: GPT) -> GPT:
     return model
 
 
-def _by_lm_eval(lm: Any, task: Any) -> "Callable[[], Predictions]":
-    from tests.extensions.lm_eval import reference as lm_eval_reference
-
-    return lambda: [
-        lm_eval_reference.prediction(sample) for sample in lm_eval_reference.samples(lm, task)
-    ]
-
-
 def _by_kvlab(model: GPT, items: list[HellaSwagItem]) -> "Predictions":
     with keep_freed_memory():  # as `kvlab.evaluate.evaluate` does
         records = score_hellaswag(model, items, load_tokenizer("gpt2"), conventions=("lmeval",))
@@ -107,7 +104,3 @@ def _by_kvlab(model: GPT, items: list[HellaSwagItem]) -> "Predictions":
         (found["prediction"], found["prediction_norm"])
         for found in (record["lmeval"]["one_shot"] for record in records)
     ]
-
-
-def _keep(found: "dict[str, Predictions]", name: str, way: "Callable[[], Predictions]") -> None:
-    found[name] = way()

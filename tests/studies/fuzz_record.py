@@ -22,7 +22,6 @@ import os
 import random
 import re
 import shutil
-import stat
 import sys
 import tempfile
 import traceback
@@ -91,19 +90,16 @@ OF_STUBS = ("checkpoint", "steps.log")
 
 
 class Kept:
-    """A store, and what it says while it is whole.
-
-    Attributes:
-        submit: Runs its sweep ``s`` to the end; None if nothing can run there.
-        end: What `read_end` returns after that; empty before.
-        rows: By sweep the rows of its trials, as texts.
-    """
+    """A store, and what it says while it is whole: by sweep the rows of its trials, as texts, and
+    what `read_end` returns after ``submit`` has run its sweep ``s``, if anything can run there."""
 
     def __init__(self, folder: Path, submit: Callable[[], Any] | None = None):
         self.folder, self.path, self.submit = folder, folder / "runs", submit
         self.end: dict[Any, Any] = {}
         self.rows: dict[str, dict[Any, str]] = {}
         folder.mkdir()
+        if submit is not None:
+            submit()
 
     def keep(self) -> None:
         """Note what the store says, and copy it."""
@@ -120,29 +116,13 @@ class Kept:
             if path.is_file() and not any(part[0] == "." for part in path.parts)
         ]
         shutil.copytree(self.folder, self.folder.with_suffix(".whole"))
-        self.stamps = self.scan()
-
-    def scan(self) -> dict[Path, tuple[int, ...]]:
-        """Return what a file has that was not touched, for every path, those below others first."""
-        states = {path: path.lstat() for path in sorted(self.folder.rglob("*"), reverse=True)}
-        return {
-            path: () if stat.S_ISDIR(one.st_mode) else (one.st_ino, one.st_size, one.st_mtime_ns)
-            for path, one in states.items()
-        }
 
     def restore(self) -> None:
         """Bring back what a case has touched."""
+        os.chdir("/")
+        shutil.rmtree(self.folder)
+        shutil.copytree(self.folder.with_suffix(".whole"), self.folder)
         os.chdir(self.folder)
-        for path, stamp in self.scan().items():
-            if self.stamps.get(path) != stamp:
-                path.unlink() if stamp else path.rmdir()
-        for path, stamp in reversed(self.stamps.items()):
-            if not stamp:
-                path.mkdir(exist_ok=True)
-            elif not os.path.lexists(path):
-                whole = self.folder.with_suffix(".whole") / path.relative_to(self.folder)
-                shutil.copy2(whole, path)
-        self.stamps = self.scan()
 
     def read_rows(self, name: str) -> dict[tuple[Any, ...], TrialRow]:
         store = Store(self.path)
@@ -163,23 +143,22 @@ class Kept:
 
 def make_plain(folder: Path) -> Kept:
     """Stub trials, of which two failed."""
-    kept = Kept(folder)
-    store = Store(kept.path)
-    planned = tiny_plan(folder)
-    first, second = (planned.trials[index].trial.id for index in (1, 3))
-    script = {(first, "measure", 0): "bug", (second, "train", 2): "diverge"}
-    run = StubRun(store.path, script=script)
-    described = describe_sweep(planned, yaml="y", experiment_yaml="e", command="c")
-    kept.submit = lambda: drive(tiny_plan(folder, store), store, run, description=described)
-    kept.submit()
+    store = Store(folder / "runs")
+
+    def submit() -> None:
+        planned = tiny_plan(folder, store)
+        first, second = (planned.trials[index].trial.id for index in (1, 3))
+        script = {(first, "measure", 0): "bug", (second, "train", 2): "diverge"}
+        described = describe_sweep(planned, yaml="y", experiment_yaml="e", command="c")
+        drive(planned, store, StubRun(store.path, script=script), description=described)
+
+    kept = Kept(folder, submit)
     store.note_report("s", [0, 1])
     return kept
 
 
 def make_looks(folder: Path) -> Kept:
-    kept = Kept(folder, lambda: drive_looks(load_looks(folder), Store(folder / "runs")))
-    kept.submit()
-    return kept
+    return Kept(folder, lambda: drive_looks(load_looks(folder), Store(folder / "runs")))
 
 
 def make_search(folder: Path) -> Kept:
@@ -188,27 +167,24 @@ def make_search(folder: Path) -> Kept:
         driver.run()
         search.finish()
 
-    kept = Kept(folder, submit)
-    kept.submit()
-    return kept
+    return Kept(folder, submit)
 
 
 def make_trunks(folder: Path) -> Kept:
     """Real trainings that share a stable phase; the last was interrupted at a checkpoint."""
+    store = Store(folder / "runs")
 
     def submit() -> None:
         os.chdir(folder)
-        store = Store(kept.path)
+        if not (folder / "s.yaml").exists():
+            write_tiny_sweep(folder, BUDGETS, TRUNK_EXPERIMENT)
         planned = plan(load_sweep(folder / "s.yaml"), store)
         described = describe_sweep(planned, yaml="y", experiment_yaml="e", command="c")
         drive(planned, store, lambda task: run_task(task, store.path), description=described)
 
-    kept = Kept(folder, submit)
-    write_tiny_sweep(folder, BUDGETS, TRUNK_EXPERIMENT)
     os.environ["KVLAB_DATA"] = str(folder / "data")
-    submit()
+    kept = Kept(folder, submit)
     kept.end = kept.read_end()
-    store = Store(kept.path)
     last = plan(load_sweep(folder / "s.yaml"), store).trials[-1].trial
     training = store.training_directory(last.training_id)
     for path in (store.trial_directory(last.id) / "result.json", training / "training.json"):
