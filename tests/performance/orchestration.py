@@ -130,7 +130,7 @@ def _time_opening(folder: Path) -> tuple[str, float]:
     assert result is not None
     for one in planned.trials:
         path = store.trial_directory(one.trial.id) / "result.json"
-        write_sealed_json(path, {**result, "trial": one.trial.id})
+        write_sealed_json(path, {**result, "files": {}, "trial": one.trial.id})
     store.write_sweep(
         describe_sweep(planned, yaml="question: q\n", experiment_yaml="", command="kvlab submit")
     )
