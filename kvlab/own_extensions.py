@@ -36,7 +36,7 @@ TABLE: dict[str, tuple[str, ...]] = {
     "estimate": ("command: estimate",),
     "eviction": ("serving.evict",),
     "expected_precision": (),
-    "explain": ("command: explain",),
+    "explain": ("command: explain", "--why"),
     "findings": ("command: findings",),
     "gc": ("command: gc",),
     "int8_training": ("training.int8",),

@@ -3,9 +3,8 @@
 import argparse
 import contextlib
 import sys
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict
-from pathlib import Path
 from typing import Any
 
 from kvlab.analysis.tuning import Optimum, describe_optimum
@@ -17,22 +16,18 @@ from kvlab.layout.gpu_sharing import describe_sharing
 from kvlab.own_extensions import find_member, find_members
 from kvlab.spec.size_config import MAX_EXTRAPOLATION, count_size_parameters, describe_matching
 from kvlab.spec.tuning_config import TUNED_KEY
-from kvlab.spec.validation_errors import format_value
 from kvlab.store import Store
 from kvlab.sweep import Plan, PlannedTrial, Stage, plan_stage
 from kvlab.sweep.driver.retiming import announce_retiming, plan_retiming
 from kvlab.sweep.executors.capacity import cpu_count
-from kvlab.sweep.planning import explain as matching
 from kvlab.sweep.planning.budget import Budget, MachineMemory, estimate_budget, host_memory
 from kvlab.sweep.planning.code_review import CodeReview, review_code
+from kvlab.sweep.planning.explain import explain_equality
 from kvlab.sweep.planning.planner import SweepPlanner
 from kvlab.sweep.planning.stages import plan_at_least, plan_at_most
 from kvlab.sweep.planning.trunks import count_split_by_warmup
 
 Levels = Mapping[str, str]
-
-MAX_NAMED = 3
-"""Keys that a line names; --why lists all."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -43,11 +38,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     text = "price of one GPU or CPU core per hour"
     parser.add_argument("--price", type=shared.positive_float, help=text)
     shared.add_memory(parser, "warns of trainings that exceed it (default on CPU: this machine's)")
-    parser.add_argument(
-        "--why", nargs="?", const="", metavar="TRIAL",
-        help="show which keys have changed since finished trials matched this sweep; or, where none"
-        " has, how a trial (default: the first to run) differs from the nearest finished one",
-    )  # fmt: skip
+    for add_option in find_members("plan_options").values():
+        add_option(parser)
 
 
 def run(options: argparse.Namespace) -> None:
@@ -58,18 +50,8 @@ def run(options: argparse.Namespace) -> None:
     most, planned, least = plan_at_most(planner), stage.plan, plan_at_least(stage, planner)
     costs = _estimate_costs(least, store, options)
     most_costs = None if most is None else _estimate_costs(most, store, options)
-    reports = Path(shared.project_path("reports"))
     looks = find_members("plan_outlooks").items()
-    outlooks = {name: look(stage, least, store, reports) for name, look in looks}
-    unmatched = matching.find_unmatched_trials(planned, store)
-    asks_why, why = options.why is not None, None
-    if asks_why and (options.why or not unmatched):
-        missing = [one for one in planned.trials if not one.has_ended]
-        why = next((one for one in missing if one.trial.id.startswith(options.why)), None)
-        if why is None:
-            text = f"--why = {options.why}" if options.why else "--why"
-            raise UsageError(f"{text} fits no trial that is still to run; see the plan's list")
-        nearest = matching.find_nearest_trial(why.trial, store)
+    outlooks = {name: look(stage, least, store, options) for name, look in looks}
     retiming, code = _describe_retiming(planned, store), review_code(stage, store)
     facts = {**_collect_facts(planned), "budget": costs and asdict(costs)}
     if most is not None:
@@ -77,15 +59,9 @@ def run(options: argparse.Namespace) -> None:
         facts["at_least"] = {"trials": len(least.trials), "trainings": least.training_count}
         facts["at_most"] = {**at_most, "budget": most_costs and asdict(most_costs)}
         facts["stage"] = {"name": stage.name, "number": stage.number, "is_last": stage.is_last}
-    facts |= {name: one and one.to_json() for name, one in outlooks.items()}
+    facts |= {name: own for name, (own, _) in outlooks.items()}
     facts["retiming"] = retiming
     facts["code"] = asdict(code) | {"is_mixing": code.is_mixing}
-    facts["unmatched"] = [asdict(group) for group in unmatched]
-    if why is not None:
-        facts["why"] = {
-            "trial": why.trial.id,
-            "nearest": nearest and dict(zip(("trial", "differences"), nearest, strict=True)),
-        }
     tuned = []  # the rate that was found for each architecture
     if "tuning" in stage.record and not stage.is_tuning:
         for one in stage.record["tuning"]["architectures"]:
@@ -93,14 +69,12 @@ def run(options: argparse.Namespace) -> None:
             tuned.append(f"Tuned for {_format_label(one['levels'])}: {TUNED_KEY} = {found}.")
     lines = [
         *_format_plan(planned),
-        *_format_unmatched(unmatched, asks_why),
         *tuned,
-        *(line for one in outlooks.values() if one is not None for line in one.describe()),
+        *(line for _, own in outlooks.values() for line in own),
         *(_format_budget(costs) if costs else []),
         *([f"Timings: {retiming}."] if retiming else []),
         *_format_code(code),
         *(_format_stage(stage, least, most, most_costs) if most is not None else []),
-        *(_format_difference(why, nearest) if why is not None else []),
     ]
     print_result(options, facts, "\n".join(lines))
 
@@ -232,7 +206,7 @@ def _find_equal_cells(planned: Plan) -> Iterator[tuple[Levels, Levels, str]]:
             if key not in seen:  # every seed repeats it
                 seen.add(key)
                 original = experiments[tuple(first.values())]
-                yield cell, first, matching.explain_equality(original, experiments[key])
+                yield cell, first, explain_equality(original, experiments[key])
 
 
 def _format_label(levels: Levels) -> str:
@@ -308,54 +282,6 @@ def _format_budget(costs: Budget) -> Iterator[str]:
 
 def _format_work(costs: Budget) -> str:
     return f"{format_number(costs.flops)} FLOPs, {format_number(costs.tokens)} tokens"
-
-
-def _format_difference(
-    planned: PlannedTrial, nearest: matching.NearestTrial | None
-) -> Iterator[str]:
-    """Yield the fields in which a trial differs from the nearest finished one."""
-    name = f"{planned.trial.id[:8]} ({planned.label} seed={planned.trial.seed})"
-    if nearest is None:
-        yield f"{name} has no result: the store has no finished trial at all."
-    elif not nearest[1]:
-        text = "asks for the same, and was made by an older version of kvlab's recipe"
-        yield f"{name} has no result: {nearest[0][:8]} {text} or measurement."
-    else:
-        yield f"{name} has no result: the nearest finished trial, {nearest[0][:8]}, differs in"
-        yield from _format_fields(nearest[1], "there")
-
-
-def _format_unmatched(groups: list[matching.UnmatchedTrials], with_fields: bool) -> Iterator[str]:
-    """Yield how many finished trials the sweep no longer asks for, and why.
-
-    Args:
-        with_fields: List every field with both values.
-    """
-    for group in groups:
-        verb = "matches" if group.count == 1 else "match"
-        text = f"{format_count(group.count, 'finished trial')} no longer {verb} this sweep"
-        if group.differences is None:
-            yield f"{text}, which has other cells or seeds now."
-        elif not group.differences:
-            yield f"{text}: made by an older version of kvlab's recipe or measurement."
-        elif with_fields:
-            yield f"{text}, which differs in"
-            yield from _format_fields(group.differences, "then")
-        else:
-            names = ", ".join(name for name, _, _ in group.differences[:MAX_NAMED])
-            more = ", ..." if len(group.differences) > MAX_NAMED else ""
-            yield f"{text}, as {names}{more} changed; --why shows the values."
-
-
-def _format_fields(differences: Iterable[matching.Difference], other: str) -> Iterator[str]:
-    """Yield a line for each field: its value now, and that of a finished trial."""
-    for key, *values in differences:
-        if key == matching.DIGEST:  # of the tokens of the text
-            values = [value and str(value)[:12] for value in values]
-        now, before = (
-            format_value(list(value) if isinstance(value, tuple) else value) for value in values
-        )
-        yield f"  {key}: {now} {'now' if other == 'then' else 'here'}, {before} {other}"
 
 
 def _format_stage(stage: Stage, least: Plan, most: Plan, costs: Budget | None) -> Iterator[str]:

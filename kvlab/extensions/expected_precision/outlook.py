@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from kvlab.analysis.trial_rows import Levels
+from kvlab.cli.shared_arguments import project_path
 from kvlab.errors import StoreError
 from kvlab.extensions.expected_precision import design as designs
 from kvlab.extensions.expected_precision.design import DesignPrecision
@@ -138,6 +139,14 @@ def _format_range(values: Iterable[float]) -> str:
 def _format_number(value: float) -> str:
     """Return two significant digits, or all before the point."""
     return f"{value:.2g}" if value < 100 else f"{value:,.0f}"
+
+
+def describe_precision(
+    stage: Stage, least: Plan, store: Store, _options: object
+) -> tuple[dict[str, Any] | None, list[str]]:
+    """Return how precise a sweep will be as JSON and as lines, for `kvlab plan`."""
+    found = expect_precision(stage, least, store, Path(project_path("reports")))
+    return (None, []) if found is None else (found.to_json(), [*found.describe()])
 
 
 def expect_precision(

@@ -5,7 +5,7 @@ from kvlab.own_extensions import Parts
 PARTS = Parts(
     members={
         "plan_outlooks": {
-            "precision": "kvlab.extensions.expected_precision.outlook:expect_precision"
+            "precision": "kvlab.extensions.expected_precision.outlook:describe_precision"
         }
     },
 )

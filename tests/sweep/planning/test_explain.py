@@ -1,9 +1,8 @@
-"""Explanations: why two cells are one trial, and why a trial has no result yet."""
-
-from unittest import mock
+"""Explanations: why two cells are one trial."""
 
 import pytest
 
+<<<<<<< HEAD
 from kvlab.data.data_dir import get_data_dir
 from kvlab.data.dataset_preparation import prepare_dataset
 from kvlab.spec import load_experiment, load_sweep
@@ -13,6 +12,10 @@ from kvlab.sweep.planning.explain import explain_equality, find_nearest_trial, f
 from kvlab.sweep.planning.planner import describe_sweep
 from tests.support.stub_trials import SWEEP, StubRun, drive, tiny_plan
 from tests.support.tiny_sweep import run_kvlab, tiny_sweep_folder
+=======
+from kvlab.sweep.planning.explain import explain_equality
+from tests.support.stub_trials import tiny_plan
+>>>>>>> 535b4215 (What kvlab plan says of trials that no longer match, and --why, are a part of the extension explain)
 
 TWO_WAYS = """\
 question: What does it cost?
@@ -43,6 +46,7 @@ def test_equal_cells_are_one_trial(tmp_path, other, why):
     assert [dict(cell) for cell in planned.trials[0].cells] == [{"way": "plain"}, {"way": "other"}]
     one, other = (cell.experiment for cell in planned.sweep.cells())
     assert why in explain_equality(one, other)
+<<<<<<< HEAD
 
 
 @pytest.mark.parametrize(
@@ -104,3 +108,5 @@ def test_another_text_is_named_with_the_key_that_selects_it(tmp_path, monkeypatc
         assert "2 finished trials no longer match this sweep, as data.digest" in out
         out = run_kvlab("plan", "s.yaml", "--why")[1]
         assert "data.validation_fraction: 0.3 now, 0.2 then" in out
+=======
+>>>>>>> 535b4215 (What kvlab plan says of trials that no longer match, and --why, are a part of the extension explain)
