@@ -5,8 +5,9 @@ from unittest import mock
 import pytest
 
 from kvlab.data.data_dir import get_data_dir
+from kvlab.data.dataset_preparation import prepare_dataset
 from kvlab.extensions.explain.changes import find_nearest_trial, find_unmatched_trials
-from kvlab.spec import load_sweep
+from kvlab.spec import load_experiment, load_sweep
 from kvlab.store import Store
 from kvlab.sweep import plan
 from kvlab.sweep.planning.planner import describe_sweep
@@ -68,7 +69,7 @@ def test_another_text_is_named_with_the_key_that_selects_it(tmp_path, monkeypatc
         out = run_kvlab("plan", "s.yaml")[1]
         assert "so the ids will change" in out
         assert "no longer match" not in out, "the text is not known yet"
-        assert run_kvlab("data", "prepare", "e.yaml")[0] == 0
+        prepare_dataset(load_experiment("e.yaml").data)
         out = run_kvlab("plan", "s.yaml")[1]
         assert "2 finished trials no longer match this sweep, as data.digest" in out
         out = run_kvlab("plan", "s.yaml", "--why")[1]
