@@ -47,6 +47,7 @@ TABLE: dict[str, tuple[str, ...]] = {
     "linear_attention": ("mixer: gated_delta", "attention_pattern: D"),
     "live_page": ("command: live",),
     "lm_eval": ("evaluation.lm_eval",),
+    "looks": ("seeds.looks",),
     "mix": ("data.mix", "data.source: mix"),
     "muon": ("training.optimizer: muon",),
     "notify": ("--notify",),

@@ -3,8 +3,8 @@
 `kvlab.analysis.estimand` says what a cell's reference is, and `kvlab.analysis.rankings` estimates
 differences. Intervals and verdicts are those of the effects: Holm's method and simultaneous
 intervals, over all cells. A cell whose difference is what a level does has the interval and the
-verdict of that effect: one comparison, one verdict. In a sweep with looks, every interval has the
-part of the error that the looks so far may spend.
+verdict of that effect: one comparison, one verdict. Where claims are tested while seeds are added,
+every interval has the part of the error that the tests so far may spend.
 
 A *serving gap* is the loss through the serving cache minus the one-shot loss of the same weights.
 It is measured on one training's weights, so the training is the unit, and every cell has an error
@@ -18,7 +18,6 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from kvlab.analysis.effects import Effect
-from kvlab.analysis.sequential import spent_share
 from kvlab.analysis.standard_errors import StandardError
 from kvlab.analysis.statistics import Estimate, estimate
 from kvlab.analysis.trial_rows import Levels
@@ -38,7 +37,7 @@ class CellComparison:
         verdict_name: Name of the verdict in `kvlab.analysis.verdicts.VERDICTS`.
         margin: A cost that does not matter, in the metric's unit; None without one.
         effect: The effect that the comparison is, if it is one.
-        later: The difference over all seeds, where the verdict is that of an earlier look.
+        later: The difference over all seeds, where the verdict is that of an earlier test.
         is_explored: Whether the sweep claims something else, so that this was only looked at.
         size_factor: The reference's K/V bytes divided by the cell's; None if unknown.
         token_factor: The cell's training tokens divided by the reference's; None if unknown.
@@ -123,12 +122,12 @@ def _judge_together(
     study: "Study", comparisons: Mapping[Levels, CellComparison]
 ) -> dict[Levels, CellComparison]:
     """Give all comparisons intervals that hold together, and verdicts."""
-    alpha, margin, looks = study.decide.alpha, study.decide.margin, study.declared_looks
+    alpha, margin, tests = study.decide.alpha, study.decide.margin, study.tests
     tested = [one for one in comparisons.values() if one.estimate.kind == "tested"]
     spent = [1.0] * len(tested)
-    if looks is not None:
-        spent = [spent_share(looks.looks, len(one.seeds), alpha) for one in tested]
-    tests = judge_family(
+    if tests is not None:
+        spent = [tests.spent_share(len(one.seeds), alpha) for one in tested]
+    judgements = judge_family(
         [one.value for one in tested],
         [StandardError(one.estimate.standard_error, one.estimate.df) for one in tested],
         alpha,
@@ -136,7 +135,7 @@ def _judge_together(
         [share / len(tested) for share in spent],
     )
     judged = dict(comparisons)
-    for one, test in zip(tested, tests, strict=True):
+    for one, test in zip(tested, judgements, strict=True):
         reach = 1.0 if METRICS[one.metric].items else math.inf  # of a share of items
         low, high = max(test.low, -reach), min(test.high, reach)
         within = replace(one.estimate, low=low, high=high, p=test.p)

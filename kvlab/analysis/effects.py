@@ -72,7 +72,7 @@ class Effect:
         alpha: Probability of any wrong statement about these effects.
         margin: A cost that does not matter, in the metric's unit; None without one.
         is_claimed: Whether the sweep claims anything of it.
-        is_awaited: Whether a look that was declared is still to judge it.
+        is_awaited: Whether a test that was declared is still to judge it.
         is_disturbed: Whether it is a difference of times that do not compare.
         went_wrong: Number of trainings in it that went wrong; see `kvlab.analysis.divergence`.
         over_all: Of a part, the mean over all settings.

@@ -37,8 +37,8 @@ class Estimand:
         kv_bytes: Bytes of every cell's cache, where they are known.
         kept: Factors whose levels a reference keeps, whatever they store.
         over: Factor -> levels whose settings enter a mean, where the sweep declares them.
-        all_seeds: Whether means without pairs are over all seeds of each cell. Not with looks,
-            which give seeds to cells for what the first ones have shown.
+        all_seeds: Whether means without pairs are over all seeds of each cell. Not where cells get
+            seeds for what their first ones have shown.
     """
 
     cells: Sequence[Levels]

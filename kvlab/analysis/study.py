@@ -14,9 +14,9 @@ from kvlab.analysis.divergence import find_wrong_trainings
 from kvlab.analysis.effects import Effect, estimate_main_effects, is_learned
 from kvlab.analysis.estimand import Estimand
 from kvlab.analysis.interactions import estimate_interactions, tell_settings_apart
-from kvlab.analysis.looks import TakenLook, judge_by_looks
 from kvlab.analysis.rankings import Ranking
 from kvlab.analysis.search_results import BASE_LEVEL, SearchResults
+from kvlab.analysis.sequential import SequentialTests, read_tests
 from kvlab.analysis.standard_errors import SeedEffect, measure_seed_effect
 from kvlab.analysis.statistics import share_variance
 from kvlab.analysis.trial_rows import Levels, TrialRow
@@ -24,7 +24,6 @@ from kvlab.errors import RecordDamaged, UsageError
 from kvlab.humanize import format_count
 from kvlab.own_extensions import find_needed
 from kvlab.spec.decide_config import DecideConfig, list_claims
-from kvlab.spec.seeds_config import SeedLooks
 from kvlab.spec.size_config import MATCH_FACTOR
 from kvlab.store import Store
 from kvlab.store.metrics import METRICS
@@ -87,11 +86,14 @@ class Study:
         """Read a sweep's record.
 
         Raises:
-            UsageError: The store has no such sweep, or what decides it is the metric of an
-                extension that is not installed.
+            UsageError: The store has no such sweep, or an extension that is not installed has
+                planned it, or has the metric that decides it.
             StoreError: The sweep's description is damaged.
         """
         sweep = store.sweep(name)
+        declared = (sweep.get("stages") or {}).get("declared", {})
+        if reason := find_needed({**declared, "sweep": declared}):
+            raise UsageError(f"{name} {reason.removesuffix('; leave it out')}")
         with refuse_malformed(name):
             study = cls(store, sweep, trial_rows.read_rows(store, sweep), sections)
             if (metric := study.primary_metric) not in METRICS:
@@ -117,22 +119,9 @@ class Study:
         return fewest + format_count(counts[-1], "seed")
 
     @cached_property
-    def declared_looks(self) -> SeedLooks | None:
-        """The looks that were declared before the first trial; None for a list of seeds."""
-        declared = (self.sweep.get("stages") or {}).get("declared", {}).get("looks")
-        return SeedLooks.model_validate(declared["seeds"]) if declared else None
-
-    @cached_property
-    def taken_looks(self) -> tuple[TakenLook, ...]:
-        """The looks that were taken so far."""
-        recorded = (self.sweep.get("looks") or {}).get("taken", ())
-        return tuple(TakenLook.from_json(look) for look in recorded)
-
-    @cached_property
-    def reported_sizes(self) -> tuple[int, ...]:
-        """Numbers of seeds at which a report was written before seeds were added, from two on."""
-        sizes = {len(seeds) for seeds in self.sweep.get("reported_seeds", ())}
-        return tuple(sorted(size for size in sizes if 1 < size < len(self.seeds)))
+    def tests(self) -> SequentialTests | None:
+        """What tests the claims while the sweep gets seeds; None if they are tested once."""
+        return read_tests(self.sweep)
 
     @cached_property
     def damaged_files(self) -> tuple[str, ...]:
@@ -307,7 +296,7 @@ class Study:
             {levels: size for levels, size in sizes.items() if size is not None},
             kept,
             self.decide.over or {},
-            all_seeds=self.declared_looks is None,
+            all_seeds=self.tests is None,
         )
 
     @cached_property
@@ -351,10 +340,10 @@ class Study:
     def without_wrong(self) -> "Study":
         """The same study without the trainings that went wrong, judged as if they never ran.
 
-        Its looks are forgotten: they have judged these trainings, too.
+        Its `tests` are forgotten: they have judged these trainings, too.
         """
         rows = [row for row in self.rows if row.training not in self.wrong_trainings]
-        kept = {key: value for key, value in self.sweep.items() if key not in ("looks", "stages")}
+        kept = {key: value for key, value in self.sweep.items() if key != "stages"}
         study = Study(self.store, kept, rows, self.sections)
         study.estimand = replace(study.estimand, all_seeds=self.estimand.all_seeds)
         return study
@@ -393,7 +382,7 @@ class Study:
         return dict(zip(measured, judged, strict=True))
 
     def mean_effects(self, metric: str) -> list[Effect]:
-        """Return every level's mean effect over settings, without the judgement of looks.
+        """Return every level's mean effect over settings, without the judgement of `tests`.
 
         Times that do not compare are not judged.
         """
@@ -412,13 +401,12 @@ class Study:
     def effects(self, metric: str) -> list[Effect]:
         """Return every level's difference from its factor's baseline level, judged together.
 
-        A level whose settings disagree has an effect for each kind of setting. If looks were
-        declared, those have judged the decided metric.
+        A level whose settings disagree has an effect for each kind of setting. In the decided
+        metric, `tests` have judged it if there are any.
         """
         means, together = self.mean_effects(metric), self.interactions(metric)
-        if metric == self.primary_metric and self.declared_looks is not None:
-            looks = self.declared_looks, self.taken_looks
-            judged = judge_by_looks(self.cells, means, *looks, self.estimand, together)
+        if metric == self.primary_metric and self.tests is not None:
+            judged = self.tests.judge(self, means, together)
         else:
             judged = tell_settings_apart(self.cells, means, together, self.estimand)
         return self._mark(judged)

@@ -69,7 +69,7 @@ def write_study_report(store: Store, study: Study, folder: str | Path) -> Path:
     for path in (*(own / "tables").glob("*"), *(own / "figures").glob("*")):
         if path.suffix in (".csv", ".tex", ".svg", ".png") and path not in files:
             path.unlink()  # of an earlier report
-    if study.declared_looks is None and study.done_rows:
+    if study.tests is None and study.done_rows:
         store.note_report(study.name, study.seeds)
     return own
 

@@ -6,9 +6,9 @@ knows a form by its name.
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Self, Union
+from functools import partial
+from typing import TYPE_CHECKING, Annotated, ClassVar, Self, Union
 
 from pydantic import WrapValidator
 
@@ -121,20 +121,15 @@ MAPPED_FORMS: tuple[type[spec.SpecModel], ...] = tuple(find_members("mapped_kv_f
 """The forms whose settings are a map in ``model.kv``; each is a `KVForm`, too."""
 
 
-def _validate_kv(value: Any, handler: Callable[[Any], Any]) -> Any:
-    """Validate a mapping as the form that knows most of its keys: an error is about one of them."""
-    if isinstance(value, MAPPED_FORMS):
-        return value
-    if not isinstance(value, dict) or not MAPPED_FORMS:
-        return handler(value)
-    form = max(MAPPED_FORMS, key=lambda one: len(value.keys() & one.model_fields))
-    return form.model_validate(value)
-
-
 if TYPE_CHECKING:
     _Form = str | KVForm
 else:
     _Name = Annotated[str, spec.OneOf(lambda: [*NAMED_FORMS, *find_offered(KVForm)])]
     _Form = Union[(_Name, *MAPPED_FORMS)]
 
-KVField = Annotated[_Form, WrapValidator(_validate_kv), accept_offered(KVForm), DUMP_OFFERED]
+KVField = Annotated[
+    _Form,
+    WrapValidator(partial(spec.choose_form, MAPPED_FORMS)),
+    accept_offered(KVForm),
+    DUMP_OFFERED,
+]

@@ -1,17 +1,15 @@
-"""`seeds`: a list or a count, or looks at which it is decided which seeds are still needed.
+"""`seeds`: a list or a count, or a form of an extension that adds seeds stage by stage.
 
 seeds: [0, 1, 2]
 seeds: 3                     # the same
-seeds: {looks: [3, 5, 7, 10]}
 """
 
-from typing import Annotated, Any
+from typing import Annotated, Any, ClassVar
 
-from pydantic import BeforeValidator, Field, TypeAdapter, WrapValidator
+from pydantic import BeforeValidator, Field
 
-from kvlab.spec.spec_model import PositiveInt, Problems, SpecModel, TupleOf, once, raise_problems
+from kvlab.spec.spec_model import SpecModel, TupleOf, once, raise_problems
 
-MAX_LOOKS = 20
 MAX_SEED_COUNT = 1000
 
 Seed = Annotated[int, Field(ge=0, lt=2**31)]
@@ -42,41 +40,16 @@ Seeds = Annotated[
 ]
 
 
-class SeedLooks(SpecModel):
-    """`seeds` of a sweep that is looked at while it gets seeds.
+class StagedSeeds(SpecModel):
+    """`seeds` that are added stage by stage: a form of the table ``staged_seeds``, by its key.
 
-    After each look only what is undecided is trained at further seeds, with the cells that it is
-    compared with. `kvlab.analysis.sequential` says how the looks share one error.
+    Attributes:
+        planner: Its `kvlab.sweep.planning.stages.StagePlanner`, as ``module:class``.
     """
 
-    looks: Annotated[TupleOf[PositiveInt], Field(min_length=2, max_length=MAX_LOOKS)]
-    """Number of seeds at each look, increasing; the last is the most.
-    Unit: seeds. Example: [3, 5, 7, 10]"""
-    first: Seed = 0
-    """The first seed; the others follow it. Example: 100, looks: [3, 5, 7, 10]"""
+    planner: ClassVar[str]
 
-    def _find_problems(self) -> Problems:
-        if self.looks[0] < 2:
-            yield "looks.0", "is one seed, which gives no error; begin with 2 or more"
-        for number, (before, after) in enumerate(zip(self.looks, self.looks[1:], strict=False), 1):
-            if after <= before:
-                yield f"looks.{number}", f"is not above {before}, the look before; use a larger one"
-        if self.first + self.looks[-1] > 2**31:
-            yield "first", "leaves too few seeds below 2147483648; use a smaller one"
-
-    def seeds(self, count: int) -> tuple[int, ...]:
-        """Return the first ``count`` seeds."""
-        return tuple(range(self.first, self.first + count))
-
-
-_LIST: TypeAdapter[tuple[int, ...]] = TypeAdapter(Seeds)
-
-
-def _validate_seeds(value: Any, _handler: Any) -> Any:
-    """Validate a mapping as looks, anything else as seeds: an error is about one of them."""
-    if isinstance(value, dict | SeedLooks):
-        return SeedLooks.model_validate(value)
-    return _LIST.validate_python(value, strict=True)
-
-
-SeedsField = Annotated[Seeds | SeedLooks, WrapValidator(_validate_seeds)]
+    @property
+    def most(self) -> tuple[int, ...]:
+        """All seeds that a cell may get."""
+        raise NotImplementedError

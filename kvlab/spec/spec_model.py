@@ -183,6 +183,21 @@ def once(what: str) -> AfterValidator:
     return AfterValidator(check)
 
 
+def choose_form(
+    forms: tuple[type[BaseModel], ...], value: Any, handler: Callable[[Any], Any]
+) -> Any:
+    """Validate a mapping as the form that knows most of its keys: an error is about one of them.
+
+    Args:
+        handler: Validates what is no mapping.
+    """
+    if isinstance(value, forms):
+        return value
+    if not isinstance(value, dict) or not forms:
+        return handler(value)
+    return max(forms, key=lambda one: len(value.keys() & one.model_fields)).model_validate(value)
+
+
 T = TypeVar("T")
 TupleOf = Annotated[tuple[T, ...], BeforeValidator(_list_to_tuple)]
 """A YAML list as a tuple, so that a frozen section stays frozen."""

@@ -19,7 +19,8 @@ from kvlab.spec.designs import DESIGNS, DesignError, list_design_names
 from kvlab.spec.experiment import Experiment
 from kvlab.spec.overrides import SCALED_KEYS, apply_patch, find_scale_problems, resolve_path_value
 from kvlab.spec.search_config import SearchConfig
-from kvlab.spec.seeds_config import SeedLooks, Seeds, SeedsField
+from kvlab.spec.seeds_config import Seeds, StagedSeeds
+from kvlab.spec.staged_seeds import SeedsField
 from kvlab.spec.tuning_config import TuneConfig, find_tune_problems
 from kvlab.spec.validation_errors import FieldError, list_field_errors, raise_once
 from kvlab.spec.yaml_reader import YamlDocument
@@ -181,7 +182,7 @@ class Sweep(spec.SpecModel):
     """Find each architecture's learning rate first.
     Default: none. Example: {training.learning_rate: [0.001, 0.002, 0.004], seeds: [100, 101]}"""
     seeds: SeedsField = (0,)
-    """A list; a count, as 3 for [0, 1, 2]; or {looks: [3, 5, 7, 10]}: seeds where undecided.
+    """A list; a count, as 3 for [0, 1, 2]; or how seeds are added in stages, where undecided.
     Example: [0, 1, 2]"""
     failures: FailuresConfig = FailuresConfig()
     """What happens after a failure. Example: {killed_retries: 5}"""
@@ -268,20 +269,14 @@ class Sweep(spec.SpecModel):
 
     @property
     def design_seeds(self) -> dict[str, tuple[int, ...]]:
-        """Every design of this sweep with its seeds; with looks, those of the last."""
-        seeds = self.seeds
-        listed = seeds.seeds(seeds.looks[-1]) if isinstance(seeds, SeedLooks) else seeds
-        return self.designs or {self.design: listed}
+        """Every design of this sweep with its seeds, the most where they are added in stages."""
+        seeds = self.seeds.most if isinstance(self.seeds, StagedSeeds) else self.seeds
+        return self.designs or {self.design: seeds}
 
     @property
     def claims(self) -> tuple[str, ...]:
         """What the sweep decides, as ``factor=level``; see `decide`."""
         return list_claims(self.decide, self.factors, self.baseline, self.size_factor)
-
-    @property
-    def looks(self) -> SeedLooks | None:
-        """The looks at which it is decided which seeds are still needed, if there are any."""
-        return self.seeds if isinstance(self.seeds, SeedLooks) else None
 
     @property
     def all_seeds(self) -> tuple[int, ...]:

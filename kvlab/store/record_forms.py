@@ -16,7 +16,7 @@ from typing_extensions import TypedDict
 
 from kvlab.errors import RecordDamaged
 from kvlab.fs.sealed_files import check_form, read_sealed_json
-from kvlab.own_extensions import load_parts
+from kvlab.own_extensions import load_parts, name_members
 
 EndStatus = Literal["done", "failed", "diverged", "pruned"]
 """How a trial ended. ``pruned``: a search has paused its training, which any other sweep continues.
@@ -135,7 +135,8 @@ _FORMS = {
         ("cells", _list[_CELL]),
         ("patches?", dict[Text, dict[Text, Object]]),
         ("rules? notes?", list[Text]),
-        ("decide? report? tuning? search? stages? looks? size?", OptionalObject),
+        ("decide? report? tuning? search? stages? size?", OptionalObject),
+        *((f"{name}?", OptionalObject) for name in name_members("sequential_tests")),
         ("reported_seeds?", list[list[int]]),
     ),
     "search.json": _form(("search", Any), ("seconds flops?", Number)),

@@ -10,6 +10,7 @@ import pytest
 
 from tests.report.full_record import FullRecord
 from tests.report.reading import load, markdown
+from tests.support.extensions import needs
 from tests.support.golden import check_golden
 from tests.support.record_factory import MatchedRecord, Record, TunedRecord
 
@@ -209,7 +210,10 @@ RECORDS = {
 }
 
 
-@pytest.mark.parametrize("name", list(RECORDS))
+MARKS = {"report": needs("looks")}
+
+
+@pytest.mark.parametrize("name", [pytest.param(n, marks=MARKS.get(n, ())) for n in RECORDS])
 def test_the_report_is_the_golden_one(tmp_path, name):
     record, sections = RECORDS[name]
     check_golden(GOLDEN / f"{name}.txt", markdown(load(record, tmp_path, *sections)))

@@ -16,13 +16,11 @@ from kvlab.report.html_page import render_html
 from kvlab.report.markdown import render_markdown
 from kvlab.report.report_files import make_document
 from kvlab.report.table_export import table_to_latex
-from kvlab.store import Store
 from tests.performance.report_speed import big_record
 from tests.report.full_record import FullRecord
 from tests.report.reading import load, markdown
 from tests.support.mlflow_contents import read_files
 from tests.support.record_factory import Record
-from tests.support.stub_looks import LOOKS, drive_looks, load_looks
 
 SECTIONS = ["answer", "cells", "hellaswag", "provenance"]
 
@@ -94,20 +92,6 @@ def test_a_report_names_the_damaged_files_of_its_sweep(tmp_path, file):
     assert f"**This record does not verify.** `{file}` is not what was" in markdown(
         Study.load(store, "made", ["answer"])
     )
-
-
-def test_seeds_that_are_added_after_a_report_are_recognized(tmp_path):
-    store, reports = Store(tmp_path / "runs"), tmp_path / "reports"
-    for seeds in (2, 3, 5):
-        sweep = load_looks(tmp_path, LOOKS.replace("{looks: [3, 5, 7]}", str(seeds)))
-        drive_looks(sweep, store)
-        assert "looks" not in Study.load(store, "s").sweep
-        write_report(store, "s", reports, ["looks"])
-    text = (reports / "s" / "report.md").read_text()
-    assert "at 2, 3 seeds, and then seeds were added: now there are 5" in text
-    assert "`seeds: {looks: [2, 3, 5]}`" in text
-    write_report(store, "s", reports, ["looks"])
-    assert (reports / "s" / "report.md").read_text() == text
 
 
 def turn_negative(value):

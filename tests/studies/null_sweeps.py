@@ -13,13 +13,12 @@ drivers are made with. ``4 levels`` and the like are sweeps of all their seeds a
   each costs `POWER_SIZE` times the noise of one training times the length of its contrast.
 
 ``shares: ...`` are shares of right items, near 1, at 0.9 and near 0, of trainings that are alike or
-spread. ``looks: ...`` are one baseline and one cell a claim, looked at after some of the seeds (`Tally`),
-``rankings: ...`` cells without a difference (`rank`).
+spread. ``rankings: ...`` are cells without a difference (`rank`).
 """
 
 import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import numpy as np
@@ -28,13 +27,11 @@ from kvlab.analysis.divergence import find_wrong_trainings
 from kvlab.analysis.effects import Effect, estimate_main_effects
 from kvlab.analysis.estimand import Estimand
 from kvlab.analysis.rankings import Ranking
-from kvlab.analysis.sequential import ClaimState, Looks
 from kvlab.analysis.standard_errors import StandardError
-from kvlab.analysis.statistics import ALPHA, t_cdf
+from kvlab.analysis.statistics import ALPHA
 from kvlab.analysis.trial_rows import TrialRow
-from kvlab.analysis.verdicts import DIFFERENT, judge_family
+from kvlab.analysis.verdicts import judge_family
 from kvlab.store.metrics import METRICS, Metric
-from kvlab.sweep.planning.looks import WORSE
 from tests.studies import read_options
 
 Array = np.ndarray
@@ -344,125 +341,6 @@ def list_structures() -> dict[str, Structure]:
     return found
 
 
-@dataclass(frozen=True)
-class Looked:
-    """A kind of sweep with looks: a baseline and one cell a claim, which share its noise.
-
-    Attributes:
-        effects: True difference of each claim from the baseline, in deviations of one trial.
-        spreads: Deviations of the cells, the baseline first: even on a scale of ratios.
-        is_skewed: Whether losses have a long upper tail.
-        margin: Of equivalence; None declares none.
-        failing: Probability that a trial fails, whatever its loss.
-        diverging: Share of the first level's trials that diverge: those of the highest loss.
-        looks: Number of seeds at each look.
-    """
-
-    effects: tuple[float, ...]
-    spreads: tuple[float, float] = (1.0, 1.0)
-    is_skewed: bool = False
-    margin: float | None = None
-    failing: float = 0.0
-    diverging: float = 0.0
-    looks: tuple[int, ...] = (3, 5, 7, 10)
-
-
-LOOKED = {
-    "1 null": Looked((0.0,)),
-    "5 nulls": Looked((0.0,) * 5),
-    "18 nulls": Looked((0.0,) * 18),
-    "5 nulls, looks 2,3,5,10": Looked((0.0,) * 5, looks=(2, 3, 5, 10)),
-    "5 nulls, unequal spreads": Looked((0.0,) * 5, spreads=(0.35, 2.8)),
-    "5 nulls, skewed": Looked((0.0,) * 5, is_skewed=True),
-    "5 nulls, 15% failed": Looked((0.0,) * 5, failing=0.15),
-    "5 nulls, worse half of one diverges": Looked((0.0,) * 5, diverging=0.5),
-    "2 large, 3 nulls": Looked((5.0, 5.0, 0.0, 0.0, 0.0)),
-    "2 large, 3 nulls, margin 1.5": Looked((5.0, 5.0, 0.0, 0.0, 0.0), margin=1.5),
-    "5 at the margin": Looked((1.5,) * 5, margin=1.5),
-    "4 at the margin, 1 null": Looked((1.5,) * 4 + (0.0,), margin=1.5),
-    "5 nulls, margin 3": Looked((0.0,) * 5, margin=3.0),
-    "5 of 1.5": Looked((1.5,) * 5),
-    "5 of 3": Looked((3.0,) * 5),
-}
-
-
-@dataclass
-class Tally:
-    """What sweeps with looks gave, as shares.
-
-    Attributes:
-        error: Sweeps with any wrong claim.
-        coverage: Sweeps all of whose last intervals cover the true difference.
-        power: Claims of a true difference that are called; `fixed` those that a t-test with Holm's
-            correction calls at the most seeds.
-        bounded: Claims that are called no costlier than the margin.
-        trials: Mean number of trials, as a share of those of the most seeds.
-    """
-
-    error: float
-    coverage: float
-    power: float
-    fixed: float
-    bounded: float
-    trials: float
-
-
-def look(structure: Looked, sweeps: int, seed: int = 0) -> Tally:
-    """Return what ``sweeps`` sweeps with looks give."""
-    random = np.random.default_rng(seed)
-    found = [_look_at_sweep(structure, random) for _ in range(sweeps)]
-    return Tally(*np.mean(found, axis=0).tolist())
-
-
-def _look_at_sweep(structure: Looked, random: np.random.Generator) -> tuple[float, ...]:
-    """Simulate one sweep; return the values of a `Tally`."""
-    effects, maximum = np.array(structure.effects), structure.looks[-1]
-    shape = (len(effects) + 1, maximum)
-    noise = random.gamma(2.0, 1.0, shape) / 2**0.5 if structure.is_skewed else None
-    losses = random.standard_normal(shape) if noise is None else noise
-    losses = losses * np.geomspace(*structure.spreads, shape[0])[:, None]
-    has_ended = random.random(shape) >= structure.failing
-    if structure.diverging:
-        has_ended[1] &= losses[1] <= np.quantile(losses[1], 1 - structure.diverging)
-    losses[1:] += effects[:, None]
-    paired, differences = has_ended[0] & has_ended[1:], losses[1:] - losses[0]
-    names = [str(number) for number in range(len(effects))]
-    looks = Looks(structure.looks, len(effects), margin=structure.margin)
-    states = {name: ClaimState() for name in names}
-    seeds = np.zeros(shape[0], dtype=int)
-    for size in structure.looks:
-        is_open = [states[name].is_open for name in names]
-        seeds[[any(is_open), *is_open]] = size
-        if not any(is_open):
-            break
-        so_far = {
-            name: differences[row, : seeds[row + 1]][paired[row, : seeds[row + 1]]].tolist()
-            for row, name in enumerate(names)
-        }
-        states = looks.take(states, so_far, {"0": WORSE} if structure.diverging else {})
-    wrong, covered, called = False, True, 0
-    for state, effect in zip(states.values(), structure.effects, strict=True):
-        is_called = state.outcome in DIFFERENT
-        wrong |= is_called and (effect == 0.0 or (effect > 0) != state.outcome.startswith("worse"))
-        wrong |= state.outcome in ("bounded", "worse within") and effect >= (structure.margin or 0)
-        covered &= state.low <= effect <= state.high
-        called += is_called and effect != 0.0
-    real = max(1, np.count_nonzero(effects))
-    bounded = sum(state.outcome == "bounded" for state in states.values()) / len(states)
-    fixed = _count_found(differences, paired, effects) / real
-    return wrong, covered, called / real, fixed, bounded, seeds.sum() / seeds.size / maximum
-
-
-def _count_found(differences: Array, paired: Array, effects: Array) -> int:
-    """Return how many true differences Holm's t-tests call at the most seeds."""
-    p_values = []
-    for row, is_there in zip(differences, paired, strict=True):
-        found = row[is_there]
-        t = found.mean() / found.std(ddof=1) * found.size**0.5 if found.size > 1 else 0.0
-        p_values.append(2 * t_cdf(-abs(t), max(1, found.size - 1)))
-    return sum(p < 0.05 and e != 0 for p, e in zip(holm_correction(p_values), effects, strict=True))
-
-
 SHARED = ("shared trainings", "tied at serving")
 RANKED = ("alike", "one noisy cell", "spreads of 1 to 20", "levels by seed", "skewed", "missing")
 
@@ -543,11 +421,6 @@ def main() -> None:
                 powers = measure_power(structure, max(1, sweeps // 10), seed)
                 line += f" {powers[0]:11.2f} {powers[1]:7.2f}"
             print(line, flush=True)
-    print(f"{'looks':62}", *(f"{field.name:>9}" for field in fields(Tally)))
-    for name, looked in LOOKED.items():
-        if options.only in f"looks: {name}":
-            values = vars(look(looked, sweeps, seed)).values()
-            print(f"{f'looks: {name}':62}", *(f"{value:9.3f}" for value in values), flush=True)
     print(f"{'rankings':62} best excluded, told apart, any interval")
     for kind, more, cells, seeds in itertools.product(
         (*RANKED, *SHARED), ("", NO_PAIRS), (2, 6, 20), (2, 3, 5)

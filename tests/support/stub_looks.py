@@ -5,6 +5,8 @@ import itertools
 import math
 import random
 
+import pytest
+
 from kvlab.errors import Diverged
 from kvlab.spec import load_sweep
 from kvlab.store import Store
@@ -13,6 +15,7 @@ from kvlab.sweep.driver.driver import run_stages
 from kvlab.sweep.executors.inline import InlineExecutor
 from kvlab.sweep.planning.planner import describe_stage
 from kvlab.sweep.planning.stages import plan_stage
+from tests.support.extensions import find_missing
 from tests.support.stub_trials import SWEEP, StubRun, StubTrainable, identify, write_sweep
 
 LOOKS = """\
@@ -48,6 +51,8 @@ class KnownRun(StubRun):
 
 
 def load_looks(folder, text=LOOKS):
+    if "looks:" in text and find_missing("looks"):
+        pytest.skip("without looks")
     return load_sweep(write_sweep(folder, text))
 
 

@@ -32,6 +32,7 @@ from tests.support.driver_process import (
     start_driver,
     wait_for,
 )
+from tests.support.extensions import needs
 from tests.support.hellaswag_items import ITEMS
 from tests.support.kill_process import count_deaths
 from tests.support.stub_looks import LOOKS, TUNED, KnownRun, SurfaceRun, drive_looks, load_looks
@@ -165,6 +166,7 @@ def test_drivers_that_share_a_sweep_and_die_end_as_a_calm_one(tmp_path, name, ca
     assert finish_driver(start_driver(rough, *kind.options))["ran"] == 0
 
 
+@needs("looks")
 def test_two_drivers_share_every_look(tmp_path):
     write_sweep(tmp_path, LOOKS)
     pair = [start_driver(tmp_path, "--known-loss", "--seconds", 0.005) for _ in range(2)]

@@ -12,17 +12,17 @@ design knows.
 
 import math
 from bisect import bisect_left
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import product
 
 from kvlab.analysis.effects import estimate_main_effects
 from kvlab.analysis.estimand import Estimand
 from kvlab.analysis.matched_pairs import Factors, name_trainings, sum_by_training
-from kvlab.analysis.sequential import t_bounds
 from kvlab.analysis.standard_errors import can_give_up_pairs
 from kvlab.analysis.statistics import sum_squares, t_quantile
 from kvlab.analysis.trial_rows import Levels, TrialRow
+from kvlab.own_extensions import find_member
 
 MAX_BOUND = 20.0
 """A look that calls nothing below this |t| decides nothing that is in doubt."""
@@ -96,9 +96,12 @@ class DesignPrecision:
         """Return the |t| at which each look calls one of the claims, by its number of seeds."""
         if not self.looks:
             return {}
-        bounds = t_bounds(self.looks, self.looks[-1], self.alpha / self.claims)
-        reached = [min(bound, _LARGEST_BOUND) for bound in bounds]
+        reached = [min(bound, _LARGEST_BOUND) for bound in self._find_bounds(self.looks)]
         return dict(zip(self.looks, reached, strict=True))
+
+    def _find_bounds(self, looks: tuple[int, ...]) -> Sequence[float]:
+        find: Callable[..., Sequence[float]] = find_member("looks", "bounds")
+        return find(looks, self.looks[-1], self.alpha / self.claims)
 
     def find_vain_looks(self) -> dict[int, float]:
         """Return the looks before the last that decide nothing, with their bounds."""
@@ -108,7 +111,7 @@ class DesignPrecision:
     def propose_looks(self) -> tuple[int, ...]:
         """Return looks with the same last one, the first of which can decide; empty if none can."""
         for first in range(self.looks[0], self.looks[-1]):
-            (bound,) = t_bounds((first,), self.looks[-1], self.alpha / self.claims)
+            (bound,) = self._find_bounds((first,))
             if bound <= MAX_BOUND:
                 return (first, *(size for size in self.looks if size > first))
         return ()

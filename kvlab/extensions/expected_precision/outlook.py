@@ -7,6 +7,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from kvlab.analysis.sequential import has_taken_tests
 from kvlab.analysis.trial_rows import Levels
 from kvlab.cli.shared_arguments import project_path
 from kvlab.errors import StoreError
@@ -14,8 +15,7 @@ from kvlab.extensions.expected_precision import design as designs
 from kvlab.extensions.expected_precision.design import DesignPrecision
 from kvlab.store import Store
 from kvlab.store.metrics import METRICS, collect_metrics
-from kvlab.sweep.planning.looks import RECORD_KEY, plan_estimand
-from kvlab.sweep.planning.planner import Plan, PlannedTrial, Stage
+from kvlab.sweep.planning.planner import Plan, PlannedTrial, Stage, plan_estimand
 
 MAX_RESULTS_READ = 24
 """Results that a spread is taken from, and other sweeps that are searched for them: reading one
@@ -182,11 +182,11 @@ def expect_precision(
         return None
     estimand = plan_estimand(sweep, list(cells))
     trainings = {levels: own[0].trial.training_id for levels, own in cells.items()}
-    looks = sweep.looks.looks if sweep.looks is not None else ()
+    looks: tuple[int, ...] = getattr(sweep.seeds, "looks", ())
     weights = designs.weigh_trainings(trainings, estimand.factors, sweep.claims, metric, estimand)
     seeds = {levels: looks[-1] if looks else len(own) for levels, own in cells.items()}
     design = DesignPrecision(len(sweep.claims), weights, decide.alpha, seeds, looks)
-    has_taken_looks = bool(stage.record.get(RECORD_KEY, {}).get("taken"))
+    has_taken_looks = has_taken_tests(stage.record)
     spread = _find_spread(sweep.name, cells, metric, store)
     spread = spread or _find_reported_spread(trials, metric, reports)
     return ExpectedPrecision(sweep.name, design, spread, metric, decide.margin, has_taken_looks)

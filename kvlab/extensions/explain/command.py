@@ -12,7 +12,6 @@ from typing import Any
 
 from kvlab.analysis.cell_comparisons import CellComparison
 from kvlab.analysis.effects import Effect, change_name
-from kvlab.analysis.looks import find_last_test
 from kvlab.analysis.matched_pairs import find_matched_corners
 from kvlab.analysis.standard_errors import StandardError
 from kvlab.analysis.study import Study
@@ -415,7 +414,7 @@ def _note_comparison(study: Study, found: CellComparison) -> Iterator[str]:
         yield f"it differs as {found.effect.name} does, and has the interval of that effect"
     if found.later is not None:
         over = format_count(len(found.seeds), "seed")
-        yield f"over all seeds it is {found.later.value:+.4g}; the verdict is of the look at {over}"
+        yield f"over all seeds it is {found.later.value:+.4g}; the verdict is of the test at {over}"
     if wrong := study.count_wrong((found.levels, found.reference)):
         yield f"{format_count(wrong, 'training')} of the two cells went wrong"
 
@@ -432,10 +431,8 @@ def _note_effect(study: Study, effect: Effect) -> Iterator[str]:
         yield f"the mean over the settings with {over}, as decide.over declares"
     else:
         yield "the mean over the settings that are served as they were trained"
-    is_looked_at = study.declared_looks is not None and effect.is_claimed
-    look = find_last_test(study.taken_looks, effect.claim) if is_looked_at else None
-    if look is not None:
-        yield f"judged at look {look.number}, over {format_count(look.seeds, 'seed')}"
+    if study.tests is not None and (judged := study.tests.describe(effect)):
+        yield f"judged at {judged}"
     if effect.went_wrong:
         yield f"{format_count(effect.went_wrong, 'training')} of these cells went wrong"
 

@@ -261,7 +261,7 @@ def _designs(study: Study) -> list[str]:
 
 def _study_fields(study: Study) -> dict[str, str]:
     """Return the fields that are no setting of an experiment."""
-    metric, looks, margin = study.primary_metric, study.declared_looks, study.decide.margin
+    metric, tests, margin = study.primary_metric, study.tests, study.decide.margin
     is_design, is_trained = study.search is None, not study.is_untrained
     is_tested = is_design and is_trained and len(study.seeds) > 1
     effects = [one for one in study.effects(metric) if one.is_tested] if is_tested else []
@@ -276,7 +276,7 @@ def _study_fields(study: Study) -> dict[str, str]:
         "percent": f"{100 * (1 - study.decide.alpha):g}%",
         "margin": METRICS[metric].write_margin(margin),
         "tuning_seeds": join(map(str, (study.sweep.get("tuning") or {}).get("seeds", ()))),
-        "looks": join(map(str, looks.looks if looks is not None else ())), "quality": quality,
+        "looks": join(map(str, tests.sizes if tests is not None else ())), "quality": quality,
         "factors": join(f"{name} ({', '.join(levels)})" for name, levels in factors.items()),
         "design_titles": join(DESIGNS[name].title for name in _designs(study)),
     }  # fmt: skip
@@ -290,9 +290,9 @@ def _study_fields(study: Study) -> dict[str, str]:
         "if_one_seed": is_design and is_trained and len(study.seeds) < 2,
         "if_tested": is_tested,
         "if_margin": effects and margin is not None,
-        "if_looks": effects and looks is not None,
-        "if_holm": effects and looks is None,
-        "if_pooled": looks is None and any(one.error for one in effects),
+        "if_looks": effects and tests is not None,
+        "if_holm": effects and tests is None,
+        "if_pooled": tests is None and any(one.error for one in effects),
     }
     fields: dict[str, str] = {name: escape_latex(text) for name, text in numbers.items()}
     fields |= {name: "" for name, holds in flags.items() if holds}

@@ -94,7 +94,7 @@ def _name_levels(study: Study, effects: list[Effect]) -> tuple[doc.Span, ...]:
             difference = show(effect.metric, effect.value)
         named.append((effect.name, difference))
     is_open = effects[0].verdict_name in ("within noise", "undecided")
-    is_open = is_open and study.declared_looks is None
+    is_open = is_open and study.tests is None
     seeds = min(filter(None, map(_seeds_to_decide, effects)), default=0) if is_open else 0
     fields = {"n": len(effects), "is_open": is_open, "seeds": seeds, "most": MAX_SEEDS}
     return texts.spans("levels of a verdict", verdict=words, named=named, **fields)

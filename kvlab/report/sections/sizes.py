@@ -23,8 +23,8 @@ def report_matched_sizes(study: Study) -> doc.Section | None:
     caption = "Widths and sizes of the cells."
     table = cols.cells_table(study, "matched", caption, partial(_size_entries, study))
     contents += [table] if table.rows else []
-    # sweeps with looks have judged their claims already, over all ways together
-    if len(study.match_modes) > 1 and study.declared_looks is None:
+    # tests that the sweep has declared judge its claims, over all ways together
+    if len(study.match_modes) > 1 and study.tests is None:
         effects = list(_estimate_by_mode(study))
         rows = [
             (_mode_entries(study, mode, effect), study.change_key(effect.change))

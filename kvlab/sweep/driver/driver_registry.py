@@ -71,7 +71,7 @@ def join_sweep(
             has_gone_on = _are_of_one_sweep(own, other) and other["number"] > own["number"]
             if description is not None and not has_gone_on:
                 seeds = set(description.get("seeds", ()))
-                # looks are declared beforehand, so reports on them are not among these
+                # not where tests of claims are declared: `write_report` leaves those out
                 earlier = [one for one in store.reported_seeds(name) if set(one) < seeds]
                 reported = {"reported_seeds": earlier} if earlier else {}
                 store.write_sweep({**description, **reported})
@@ -125,7 +125,7 @@ def _check_can_join(
 
 
 def _are_of_one_sweep(ours: Mapping[str, Any] | None, theirs: Mapping[str, Any] | None) -> bool:
-    """Return whether two stages declare the same; looks are declared after the tuning."""
+    """Return whether two stages declare the same; later ones may declare more."""
     if not ours or not theirs:
         return False
     one, other = _as_json(ours["declared"]), theirs["declared"]

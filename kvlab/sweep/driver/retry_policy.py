@@ -10,6 +10,7 @@ from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Any
 
+from kvlab.analysis.sequential import has_taken_tests
 from kvlab.errors import ResourceError, StoreError, UsageError, WorkerKilled
 from kvlab.fs.atomic_files import read_regular
 from kvlab.layout.training_memory import microbatch_rows
@@ -18,7 +19,6 @@ from kvlab.spec.sweep import FailuresConfig
 from kvlab.store import Store
 from kvlab.store.result import OUT_OF_MEMORY, Failure
 from kvlab.sweep.executors.executor import Executor
-from kvlab.sweep.planning.looks import RECORD_KEY
 from kvlab.sweep.planning.planner import EndedStatus, PlannedTrial, ended_status
 
 MAX_BACKOFF_SECONDS = 300.0
@@ -182,8 +182,8 @@ def forget_failure(store: Store, trial_id: str) -> EndedStatus | None:
 def reopen_tuning(store: Store, sweep: str, others: Collection[str] | None = None) -> None:
     """Set the failures of tuning trials aside, and have the rates decided again.
 
-    Not after a look at the data: its error holds for the rates that it was taken at. Nor while a
-    driver runs, which goes by the rates that were decided.
+    Not after claims were tested: the error holds for the rates that they had. Nor while a driver
+    runs, which goes by the rates that were decided.
 
     Args:
         sweep: Name of a sweep, which may not have been submitted yet.
@@ -196,8 +196,7 @@ def reopen_tuning(store: Store, sweep: str, others: Collection[str] | None = Non
     trials = {trial for cell in tuning.get("cells", ()) for trial in cell["trials"].values()}
     failed = {trial for trial in trials if store.status(trial) == "failed"}
     again = failed if others is None else trials.intersection(others)
-    is_looked_at = recorded.get(RECORD_KEY, {}).get("taken")
-    if not again or not tuning["is_over"] or is_looked_at or store.is_driven(sweep):
+    if not again or not tuning["is_over"] or has_taken_tests(recorded) or store.is_driven(sweep):
         return
     for trial in sorted(again):
         forget_failure(store, trial)

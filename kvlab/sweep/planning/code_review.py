@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
+from kvlab.analysis.sequential import has_taken_tests
 from kvlab.errors import StoreError, UsageError
 from kvlab.fs.lease import Fence
 from kvlab.fs.lock import Lock
@@ -16,7 +17,6 @@ from kvlab.fs.sealed_files import set_aside
 from kvlab.humanize import format_count
 from kvlab.store import Store
 from kvlab.store.store_paths import POINTS_FOLDER
-from kvlab.sweep.planning.looks import RECORD_KEY
 from kvlab.sweep.planning.planner import Stage, begun_code, trials_to_run
 from kvlab.trial.code_identity import TrialCode, this_code
 
@@ -138,14 +138,14 @@ def run_again(stage: Stage, review: CodeReview, store: Store) -> None:
     search makes its suggestions anew.
 
     Raises:
-        UsageError: Looks were taken with these results, or another driver runs the sweep.
+        UsageError: Claims were tested with these results, or another driver runs the sweep.
         StoreError: A process uses one of them, or the store cannot be written.
     """
     name = stage.plan.sweep.name
-    if stage.record.get(RECORD_KEY, {}).get("taken"):
-        text = "--code = rerun: looks were taken with the results of other code, whose error holds"
-        hint = "use --code mix, or start anew with another name and seeds that no look has seen"
-        raise UsageError(f"{text} for these alone; {hint} (seeds.first)")
+    if has_taken_tests(stage.record):
+        text = "--code = rerun: claims were tested with the results of other code, and the error"
+        hint = "use --code mix, or start anew with another name and seeds that no test has seen"
+        raise UsageError(f"{text} holds for these alone; {hint}")
     if store.is_driven(name):
         text = f"--code = rerun: sweep = {name} is being run by another driver, which takes its"
         raise UsageError(f"{text} results as they are; wait for it, or end it with `kvlab stop`")

@@ -7,6 +7,8 @@ from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
 from typing import Any, Literal
 
+from kvlab.analysis.estimand import Estimand
+from kvlab.analysis.trial_rows import Levels
 from kvlab.data.shards import DatasetFacts
 from kvlab.errors import UsageError
 from kvlab.humanize import format_count, format_number
@@ -201,7 +203,7 @@ class Stage:
 
     Attributes:
         plan: All trials up to this stage.
-        name: Shown to people, such as ``look 2 of 4``; empty for a sweep with one stage.
+        name: Shown to people, such as ``tuning 2``; empty for a sweep with one stage.
         number: Stages are counted from 1. ``sweep.json`` keeps the latest one.
         is_last: Whether no stage follows, however its trials end.
         declaration: What all stages share, as JSON. Drivers with other declarations cannot join.
@@ -411,6 +413,12 @@ def baseline_first(sweep: Sweep) -> dict[str, tuple[str, ...]]:
         factor: tuple(dict.fromkeys((sweep.baseline[factor], *levels)))
         for factor, levels in sweep.factors.items()
     }
+
+
+def plan_estimand(sweep: Sweep, cells: Sequence[Levels]) -> Estimand:
+    """Return which cells of a sweep enter means over settings, before any has run."""
+    patches = sweep.model_dump(mode="json")["factors"]
+    return Estimand(cells, baseline_first(sweep), patches, over=sweep.decide.over or {})
 
 
 def describe_stage(stage: Stage, **facts: Any) -> dict[str, Any]:

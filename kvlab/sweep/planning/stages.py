@@ -3,9 +3,7 @@
 A stage's plan contains all trials that the sweep has asked for so far, so that a driver runs those
 that are missing. It is computed from the record alone. So every driver computes the same stage,
 also after a kill, and several drivers of one sweep go through the same stages. Most sweeps have
-one stage. Several are planned by `TuningPlanner` and `LookPlanner`: ``plan`` returns the stage that
-the record asks for, with what ``sweep.json`` keeps of it, and ``plan_most`` the trials of all
-stages, if they become as many as they may. A search has one stage, to which
+one stage. A `StagePlanner` plans several. A search has one stage, to which
 `kvlab.extensions.search.searcher` adds trials while it runs.
 """
 
@@ -13,22 +11,43 @@ import hashlib
 import json
 import re
 import tempfile
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from pkgutil import resolve_name
+from typing import Any, Protocol
 
+from kvlab.analysis.sequential import has_taken_tests
 from kvlab.errors import KvlabError, SpecError
 from kvlab.fs.atomic_files import MAX_JSON_BYTES, read_regular
 from kvlab.spec import Sweep, load_sweep
+from kvlab.spec.seeds_config import StagedSeeds
+from kvlab.spec.sweep import Cell
 from kvlab.spec.yaml_reader import read_yaml
 from kvlab.store import Store
 from kvlab.store.store import list_cells
-from kvlab.sweep.planning import looks
 from kvlab.sweep.planning.planner import Plan, Stage, SweepPlanner, describe_stage
 from kvlab.sweep.planning.texts import IdentifyDataset, find_text
 from kvlab.sweep.planning.tuning import TuningPlanner
 from kvlab.trial.known_extensions import trust_known
+
+
+class StagePlanner(Protocol):
+    """Plan the stages that add seeds to cells: what `StagedSeeds.planner` names."""
+
+    def __init__(self, planner: SweepPlanner, cells: Sequence[Cell]): ...
+
+    def plan(self) -> Stage:
+        """Return the stage that the record asks for, with what ``sweep.json`` keeps of it."""
+
+    def plan_most(self) -> Plan:
+        """Return the trials of all stages, if they become as many as they may."""
+
+
+def _find_seed_planner(planner: SweepPlanner, cells: Sequence[Cell]) -> StagePlanner | None:
+    """Return what adds seeds to the cells of a sweep; None if they have all from the start."""
+    seeds = planner.sweep.seeds
+    return resolve_name(seeds.planner)(planner, cells) if isinstance(seeds, StagedSeeds) else None
 
 
 def plan_stage(
@@ -58,15 +77,13 @@ def plan_stage(
         tuned = tuning.plan()
         if tuned.is_tuning:
             if not tuned.plan.absent:
-                text = "tune: the cells of the design had other rates at the first look"
-                _check_no_look_was_taken(planner, "tune", text)
+                _check_no_test_was_taken(planner, "tune")
             return tuned
         cells = tuning.tuned_cells()
-    if sweep.looks is not None:
-        stage = looks.LookPlanner(planner, cells).plan()
+    if (adding := _find_seed_planner(planner, cells)) is not None:
+        stage = adding.plan()
     else:
-        text = "seeds had looks, and some of them were taken"
-        _check_no_look_was_taken(planner, "seeds", text)
+        _check_no_test_was_taken(planner, "seeds")
         stage = Stage(planner.plan(cells), "design" if tuned else "")
     return stage if tuned is None else stage.after(tuned)
 
@@ -78,9 +95,9 @@ def plan_at_least(stage: Stage, planner: SweepPlanner) -> Plan:
     """
     if not stage.is_tuning:
         return stage.plan
-    untuned = stage.plan.sweep.model_copy(update={"tune": None})
-    found, is_provisional = planner.identify, planner.provisional
-    design = plan_stage(untuned, None, identify=found, provisional=is_provisional).plan
+    planner, cells = replace(planner, store=None), planner.sweep.cells()
+    adding = _find_seed_planner(planner, cells)
+    design = planner.plan(cells) if adding is None else adding.plan().plan
     return replace(stage.plan, trials=(*stage.plan.trials, *design.trials))
 
 
@@ -98,8 +115,8 @@ def plan_at_most(planner: SweepPlanner) -> Plan | None:
             rounds = tuning.plan_most()
             planner = replace(planner, store=None)
         cells = tuning.tuned_cells()
-    if sweep.looks is not None:
-        design = looks.LookPlanner(planner, cells).plan_most()
+    if (adding := _find_seed_planner(planner, cells)) is not None:
+        design = adding.plan_most()
     elif rounds is None:
         return None
     else:
@@ -107,12 +124,12 @@ def plan_at_most(planner: SweepPlanner) -> Plan | None:
     return design if rounds is None else replace(rounds, trials=(*rounds.trials, *design.trials))
 
 
-def _check_no_look_was_taken(planner: SweepPlanner, key: str, text: str) -> None:
-    """Check that the record has no look, which the error of the present spec would leave out."""
-    if planner.read_record().get(looks.RECORD_KEY, {}).get("taken"):
-        hint = "restore it, or start anew with another name and seeds that no look has seen"
-        message = f"{text}, whose error holds for that alone; {hint}"
-        raise SpecError([planner.sweep.source.document.problem((key,), message)])
+def _check_no_test_was_taken(planner: SweepPlanner, key: str) -> None:
+    """Check that no claim was tested, which the error of the present spec would leave out."""
+    if has_taken_tests(planner.read_record()):
+        text = f"{key} was another when claims were tested, and the error holds for that alone"
+        hint = "restore it, or start anew with another name and seeds that no test has seen"
+        raise SpecError([planner.sweep.source.document.problem((key,), f"{text}; {hint}")])
 
 
 def rebuild_description(store: Store, name: str, damaged: Path) -> dict[str, Any] | None:

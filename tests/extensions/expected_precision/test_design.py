@@ -7,13 +7,14 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from kvlab.analysis.sequential import t_bounds
 from kvlab.extensions.expected_precision.design import (
     MAX_BOUND,
     DesignPrecision,
     pool_spread,
     weigh_trainings,
 )
+from kvlab.own_extensions import find_member
+from tests.support.extensions import needs
 
 ONE_FACTOR = {"store": ("base", "1", "2", "3", "4", "5")}
 
@@ -29,12 +30,13 @@ def make_design(factors, seeds=3, looks=(), shared=()):
     return DesignPrecision(len(claims), weights, 0.05, dict.fromkeys(cells, seeds), looks)
 
 
+@needs("looks")
 @pytest.mark.parametrize("claims", [1, 4])
 def test_with_looks_a_claim_has_its_own_error_and_the_bound_of_the_last(claims):
     weights = {f"{n}": {("base",): -1.0, (f"{n}",): 1.0} for n in range(claims)}
     seeds = dict.fromkeys([("base",), *((name,) for name in weights)], 10)
     found = DesignPrecision(claims, weights, 0.05, seeds, (3, 5, 7, 10)).half_widths()
-    bound = t_bounds((3, 5, 7, 10), 10, 0.05 / claims)[-1]
+    bound = find_member("looks", "bounds")((3, 5, 7, 10), 10, 0.05 / claims)[-1]
     assert DesignPrecision(1, {}, 0.05, {}, (2, 20)).look_bounds()[2] == 10_000, "out of reach"
     assert list(found.values()) == pytest.approx([bound * math.sqrt(2 / 10)] * claims)
 
@@ -59,9 +61,12 @@ def test_seeds_of_the_baseline_alone_tell_its_spread_and_its_mean():
     assert list(more.half_widths().values()) == pytest.approx([expected] * 5)
 
 
+@needs("looks")
 @pytest.mark.parametrize("looks", [(3, 5), (3, 5, 7), (3, 5, 7, 10), (2, 3, 20), (2, 3)])
 @pytest.mark.parametrize("claims", [1, 5, 10])
 def test_the_looks_that_are_proposed_are_the_first_that_decide(looks, claims):
+    t_bounds = find_member("looks", "bounds")
+
     def first_bound(sizes):
         return t_bounds(sizes, sizes[-1], 0.05 / claims)[0]
 
@@ -75,7 +80,7 @@ def test_the_looks_that_are_proposed_are_the_first_that_decide(looks, claims):
         assert proposed[1:] == tuple(size for size in looks if size > proposed[0])
 
 
-@pytest.mark.parametrize("looks", [(), (3, 5)])
+@pytest.mark.parametrize("looks", [(), pytest.param((3, 5), marks=needs("looks"))])
 def test_the_seeds_for_a_width_are_the_fewest(looks):
     design = make_design(ONE_FACTOR, 5, looks)
     count = design.count_seeds(0.9)

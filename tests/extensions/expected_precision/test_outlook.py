@@ -8,6 +8,7 @@ from kvlab.spec import load_sweep
 from kvlab.store import Store
 from kvlab.sweep.planning.planner import SweepPlanner
 from kvlab.sweep.planning.stages import plan_at_least, plan_stage
+from tests.support.extensions import needs
 from tests.support.stub_looks import drive_looks
 from tests.support.stub_trials import SWEEP, identify, tiny_plan, write_sweep
 
@@ -98,8 +99,6 @@ def test_one_seed_decides_nothing_and_levels_of_serving_alone_have_no_width(tmp_
     text = SWEEP.replace("    mqa: {model.n_kv_head: 1}\n", "") + DECIDE
     expected = expect(tmp_path, Store(tmp_path), text)
     assert (say(expected), expected.to_json()["half_widths_in_spreads"]) == ("", {})
-    looks = expect(tmp_path, Store(tmp_path), text.replace("[0, 1]", "{looks: [2, 8]}"))
-    assert say(looks).startswith("Looks: a level is called only from |t| of ")
     timed = (SWEEP + DECIDE).replace("metric: loss", "metric: tpot_ms_p50")
     assert expect(tmp_path, Store(tmp_path), timed) is None
     given = "{training.tokens: 0}\n    mqa: {training.tokens: 0, "
@@ -110,6 +109,7 @@ def test_one_seed_decides_nothing_and_levels_of_serving_alone_have_no_width(tmp_
 LOOKS = SWEEP.replace("seeds: [0, 1]", "seeds: {looks: [2, 4, 6]}") + DECIDE
 
 
+@needs("looks")
 def test_a_look_that_decides_nothing_is_pointed_out_until_it_is_taken(tmp_path, store):
     expected = expect(tmp_path, store, LOOKS)
     assert expected.design.fewest_seeds == 6
@@ -120,6 +120,8 @@ def test_a_look_that_decides_nothing_is_pointed_out_until_it_is_taken(tmp_path, 
     line = say(expected).splitlines()[-1]
     assert f"|t| of {vain['t_bound']:,.0f} at 2 seeds" in line
     assert "looks: [4, 6] calls from |t| of " in line
+    alone = LOOKS.replace("    mqa: {model.n_kv_head: 1}\n", "").replace("[2, 4, 6]", "[2, 8]")
+    assert say(expect(tmp_path, store, alone)).startswith("Looks: a level is called only from |t|")
     nothing = expect(tmp_path, store, LOOKS.replace("[2, 4, 6]", "[2, 3]"))
     assert say(nothing).endswith("write seeds: 3.")
     better = expect(tmp_path, store, LOOKS.replace("[2, 4, 6]", "[4, 6]"))

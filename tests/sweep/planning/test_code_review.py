@@ -174,7 +174,7 @@ def test_a_look_that_was_taken_is_not_taken_with_other_code(tmp_path, store):
         drive_looks(sweep, store)
     with running_code("t2"):
         stage = plan_stage(sweep, store, identify=identify)
-        with pytest.raises(UsageError, match=r"looks were taken .* seeds that no look has seen"):
+        with pytest.raises(UsageError, match=r"claims were tested .* seeds that no test has seen"):
             run_again(stage, review_code(stage, store), store)
 
 

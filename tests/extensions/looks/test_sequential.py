@@ -5,7 +5,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kvlab.analysis.sequential import (
+from kvlab.analysis.verdicts import DIFFERENT
+from kvlab.extensions.looks.sequential import (
     ClaimState,
     Looks,
     repeated_p_value,
@@ -13,7 +14,7 @@ from kvlab.analysis.sequential import (
     spent_alpha,
     t_bounds,
 )
-from kvlab.analysis.verdicts import DIFFERENT
+from tests.extensions.looks.null_sweeps import LOOKED, look
 
 SIZES = (3, 5, 7, 10)
 
@@ -128,3 +129,27 @@ def test_nothing_is_given_up_before_half_of_the_seeds():
     null = [1.0, -1.0, 0.01] * 4
     opened = [states["null"].is_open for states in look_by_look(SIZES, {"null": null[:10]})]
     assert opened == [True, False, False, False]
+
+
+def test_a_claim_about_a_share_has_no_smaller_error_than_its_items_give():
+    looks = Looks((3, 5), 1, margin=0.02, better="higher")
+    for error, outcome in ((1e-4, "bounded"), (0.1, "")):
+        after = looks.take({"f=l": ClaimState()}, {"f=l": [0.0] * 3}, least_errors={"f=l": error})
+        assert after["f=l"].outcome == outcome
+    assert looks.take({"f=l": ClaimState()}, {"f=l": [0.0] * 3})["f=l"].outcome == "identical"
+
+
+@pytest.mark.parametrize("name", ["5 nulls", "4 at the margin, 1 null"])
+def test_a_sweep_with_looks_keeps_its_error(name):
+    sweeps = 300
+    slack = 3 * (0.05 * 0.95 / sweeps) ** 0.5  # three Monte Carlo errors
+    tally = look(LOOKED[name], sweeps)
+    assert tally.error <= 0.05 + slack
+    assert tally.coverage >= 0.95 - slack
+    assert tally.trials < 0.95
+
+
+def test_looks_find_nearly_what_the_most_seeds_find_with_fewer():
+    tally = look(LOOKED["5 of 3"], 50)
+    assert tally.power > 0.98
+    assert tally.trials < 0.8

@@ -3,46 +3,47 @@
 import math
 from collections.abc import Iterator
 
-from kvlab.analysis.looks import TakenLook
-from kvlab.analysis.sequential import repeated_test_error, spent_alpha, t_bounds
 from kvlab.analysis.study import Study
 from kvlab.analysis.verdicts import VERDICTS, write_verdict
+from kvlab.extensions.looks.judgement import LookTests, TakenLook
+from kvlab.extensions.looks.sequential import repeated_test_error, spent_alpha, t_bounds
 from kvlab.report import document as doc
 from kvlab.report import formatting as fmt
 from kvlab.report import table_columns as cols
 from kvlab.report import texts
-from kvlab.spec.seeds_config import SeedLooks
 
 
 def report_looks(study: Study) -> doc.Section | None:
     """Report the looks of a sequential sweep, or seeds that were added after a report."""
-    seeds, alpha, contents = study.declared_looks, study.decide.alpha, list[doc.Content]()
-    if study.reported_sizes:
-        sizes = (*study.reported_sizes, len(study.seeds))
+    looks, alpha, contents = study.tests, study.decide.alpha, list[doc.Content]()
+    before = {len(seeds) for seeds in study.sweep.get("reported_seeds", ())}
+    reported = sorted(size for size in before if 1 < size < len(study.seeds))
+    if reported:
+        sizes = (*reported, len(study.seeds))
         fields = {"sizes": sizes, "error": repeated_test_error(sizes, alpha), "alpha": alpha}
         contents.append(texts.write("added seeds", **fields))
-    if seeds is None:
+    if not isinstance(looks, LookTests):
         title = "Looks that were not declared"
         return doc.Section(title, tuple(contents)) if contents else None
     planned = sum(len(by_seed) for by_seed in study.cells.values())
-    most = len(study.cells) * seeds.looks[-1]
-    note = texts.write("looks", study=study, seeds=seeds, planned=planned, most=most)
-    rows = _look_rows(study, seeds)
+    most = len(study.cells) * looks.sizes[-1]
+    note = texts.write("looks", study=study, looks=looks, planned=planned, most=most)
+    rows = _look_rows(study, looks)
     contents += [note, doc.make_table("looks", "Looks, as declared and as taken.", rows)]
-    if study.taken_looks:
+    if looks.taken:
         caption = "Claims at the looks at which they had new seeds, up to their decision."
-        table = doc.make_table("claims", caption, _claim_rows(study))
+        table = doc.make_table("claims", caption, _claim_rows(study, looks))
         contents.append(doc.Fold("Every claim at every look", (table,)))
     contents.append(doc.Fold("How looks decide", (texts.write("how looks decide", study=study),)))
     return doc.Section("Looks", tuple(contents))
 
 
-def _look_rows(study: Study, seeds: SeedLooks) -> Iterator[doc.KeyedRow]:
-    alpha, maximum = study.decide.alpha, seeds.looks[-1]
-    bounds = t_bounds(seeds.looks, maximum, alpha / len(study.claims))
-    taken = {look.number: look for look in study.taken_looks}
+def _look_rows(study: Study, looks: LookTests) -> Iterator[doc.KeyedRow]:
+    alpha, maximum = study.decide.alpha, looks.sizes[-1]
+    bounds = t_bounds(looks.sizes, maximum, alpha / len(study.claims))
+    taken = {look.number: look for look in looks.taken}
     before: set[str] = set()
-    for number, size in enumerate(seeds.looks, 1):
+    for number, size in enumerate(looks.sizes, 1):
         decided: doc.Value = doc.EMPTY_CELL
         n_left: doc.Value = doc.EMPTY_CELL
         n_futile: doc.Value = doc.EMPTY_CELL
@@ -68,11 +69,11 @@ def _look_rows(study: Study, seeds: SeedLooks) -> Iterator[doc.KeyedRow]:
         yield entries, "", number not in taken
 
 
-def _claim_rows(study: Study) -> Iterator[doc.KeyedRow]:
+def _claim_rows(study: Study, looks: LookTests) -> Iterator[doc.KeyedRow]:
     """Yield every claim at the looks at which it was tested."""
     for claim in study.claims:
         sizes: tuple[int, ...] = ()
-        for look in study.taken_looks:
+        for look in looks.taken:
             if look.states[claim].sizes != sizes:
                 sizes = look.states[claim].sizes
                 factor, _, level = claim.partition("=")

@@ -2,7 +2,7 @@
 
 `seeds: {looks: [3, 5, 7, 10]}` asks for 3 seeds of every cell. After each look the claims that are
 undecided, and not futile, get the seeds of the next one: their cells and those that these are
-compared with. `kvlab.analysis.sequential` decides. A look that was taken is recorded in
+compared with. `kvlab.extensions.looks.sequential` decides. A look that was taken is recorded in
 ``sweep.json`` and is not taken anew. If failed trials are run again after the look that ended the
 sweep, they make one more look.
 """
@@ -15,28 +15,18 @@ from dataclasses import replace
 from typing import Any
 
 from kvlab.analysis.effects import list_compared_cells
-from kvlab.analysis.estimand import Estimand
-from kvlab.analysis.looks import TakenLook
-from kvlab.analysis.sequential import ClaimState, Looks
 from kvlab.analysis.study import Study
 from kvlab.analysis.trial_rows import Levels, read_rows
 from kvlab.analysis.verdicts import WORSE, write_verdict
 from kvlab.errors import RecordDamaged, SpecError
+from kvlab.extensions.looks.config import SeedLooks
+from kvlab.extensions.looks.judgement import NAME, TakenLook
+from kvlab.extensions.looks.sequential import ClaimState, Looks
 from kvlab.humanize import format_count
-from kvlab.spec.seeds_config import SeedLooks
-from kvlab.spec.sweep import Cell, Sweep
+from kvlab.spec.sweep import Cell
 from kvlab.store.metrics import METRICS
 from kvlab.store.record_forms import refuse_malformed
-from kvlab.sweep.planning.planner import Plan, Stage, SweepPlanner, baseline_first, describe_sweep
-
-RECORD_KEY = "looks"
-"""The key of ``sweep.json`` that holds what was declared and the looks that were taken."""
-
-
-def plan_estimand(sweep: Sweep, cells: Sequence[Levels]) -> Estimand:
-    """Return which cells of a sweep enter means over settings, before any has run."""
-    patches = sweep.model_dump(mode="json")["factors"]
-    return Estimand(cells, baseline_first(sweep), patches, over=sweep.decide.over or {})
+from kvlab.sweep.planning.planner import Plan, Stage, SweepPlanner, describe_sweep, plan_estimand
 
 
 class LookPlanner:
@@ -44,10 +34,10 @@ class LookPlanner:
 
     def __init__(self, planner: SweepPlanner, cells: Sequence[Cell]):
         sweep = planner.sweep
-        assert sweep.looks is not None, "only for sweeps with looks"
+        assert isinstance(sweep.seeds, SeedLooks), "only for sweeps with looks"
         self._planner, self._sweep, self._store = planner, sweep, planner.store
         self._cells = {tuple(cell.levels.values()): cell for cell in cells}
-        self._seeds: SeedLooks = sweep.looks
+        self._seeds = sweep.seeds
         self._estimand = plan_estimand(sweep, list(self._cells))
         self._cells_of_claim = {claim: self._list_cells(claim) for claim in sweep.claims}
 
@@ -69,8 +59,8 @@ class LookPlanner:
         maximum = len(self._seeds.looks)
 
         def make_stage(name: str, *, is_last: bool) -> Stage:
-            record = {RECORD_KEY: {"taken": [look.to_json() for look in taken]}}
-            declared = {RECORD_KEY: declaration}
+            record = {NAME: {"taken": [look.to_json() for look in taken]}}
+            declared = {NAME: declaration}
             return Stage(planned, name, len(taken) + 1, is_last, declared, record, lines)
 
         for number in range(1, maximum + 1):
@@ -101,7 +91,7 @@ class LookPlanner:
         if present.is_last:
             return present.plan
         counts = {tuple(c.levels.values()): len(c.trials) for c in present.plan.cells}
-        taken = present.record[RECORD_KEY]["taken"]
+        taken = present.record[NAME]["taken"]
         states = TakenLook.from_json(taken[-1]).states if taken else {}
         return self._plan_cells(self._next_counts(counts, states, len(self._seeds.looks)))
 
@@ -117,7 +107,7 @@ class LookPlanner:
         }
 
     def _plan_cells(self, counts: Mapping[Levels, int]) -> Plan:
-        seeds = {levels: self._seeds.seeds(count) for levels, count in counts.items()}
+        seeds = {levels: self._seeds.list_seeds(count) for levels, count in counts.items()}
         cells = [replace(cell, seeds=seeds[levels]) for levels, cell in self._cells.items()]
         return self._planner.plan(cells)
 
@@ -140,22 +130,19 @@ class LookPlanner:
         """Return the looks that were taken. Those that are malformed are taken again."""
         recorded, taken = self._planner.read_record(), list[TakenLook]()
         with contextlib.suppress(RecordDamaged), refuse_malformed(self._sweep.name):
-            declared = recorded["stages"]["declared"][RECORD_KEY]
-            taken = [TakenLook.from_json(look) for look in recorded[RECORD_KEY]["taken"]]
-        if not taken:
-            return []
-        if declared == declaration or first.absent:
+            declared = recorded["stages"]["declared"][NAME]
+            taken = [TakenLook.from_json(look) for look in recorded[NAME]["taken"]]
+        if not taken or declared == declaration or first.absent:
             return taken
-        document = self._sweep.source.document
-        path: tuple[str, ...] = ("factors",)
+        document, path = self._sweep.source.document, tuple[str, ...](("factors",))
         text = "factors: the cells compute something else than at the first look"
-        for section in ("seeds", "decide"):
-            for key, value in declared[section].items():
-                new = declaration[section].get(key)
-                if value != new and path == ("factors",):  # the first that differs
-                    text = f"{section}.{key} = {json.dumps(new)} was {json.dumps(value)} at the"
-                    text += " first look, and its error holds for that alone"
-                    path = (section, key) if key in document.data.get(section, {}) else (section,)
+        keys = [(section, key) for section in ("seeds", "decide") for key in declared[section]]
+        for section, key in reversed(keys):  # the first that differs remains
+            old, new = declared[section][key], declaration[section].get(key)
+            if old != new:
+                text = f"{section}.{key} = {json.dumps(new)} was {json.dumps(old)} at the first"
+                text += " look, and its error holds for that alone"
+                path = (section, key) if key in document.data.get(section, {}) else (section,)
         hint = "restore it, or start anew with another name and seeds that no look has seen"
         raise SpecError([document.problem(path, f"{text}; {hint} (seeds.first)")])
 
