@@ -19,6 +19,8 @@ ItemT = TypeVar("ItemT")
 
 FOLDER = Path(__file__).parent / "extensions"
 
+_FINEWEB_EDU = ("10b", "100b", "350b", "crawl")
+
 TABLE: dict[str, tuple[str, ...]] = {
     "bench": ("command: bench",),
     "check": ("command: check",),
@@ -38,6 +40,7 @@ TABLE: dict[str, tuple[str, ...]] = {
     "expected_precision": (),
     "explain": ("command: explain", "--why"),
     "findings": ("command: findings",),
+    "fineweb_edu": ("data.subset", *(f"data.source: fineweb-edu-{k}" for k in _FINEWEB_EDU)),
     "gc": ("command: gc",),
     "int8_training": ("training.int8",),
     "kivi": ("kv_residual", *(f"kv_dtype{k}: kivi{n}" for k in ("", ".k", ".v") for n in (4, 2))),

@@ -13,15 +13,9 @@ from kvlab.spec.members import DUMP_OFFERED, accept_offered, find_offered
 from kvlab.spec.source_options import DocumentSource, SourceEntry, SourceOptions, TextPart
 from kvlab.spec.spec_model import OneOf, PositiveInt, Problems, SpecModel, TextRule, TupleOf
 
-_FINEWEB_EDU = "kvlab.data.sources.fineweb_edu:FineWebEdu"
-
 SOURCES: dict[str, SourceEntry] = {
     "docstrings": SourceEntry("kvlab.data.sources.docstrings:Docstrings"),
     "files": SourceEntry("kvlab.data.sources.local_files:LocalFiles", reads_paths=True),
-    "fineweb-edu-10b": SourceEntry(_FINEWEB_EDU, ("10BT",)),
-    "fineweb-edu-100b": SourceEntry(_FINEWEB_EDU, ("100BT",)),
-    "fineweb-edu-350b": SourceEntry(_FINEWEB_EDU, ("350BT",)),
-    "fineweb-edu-crawl": SourceEntry(_FINEWEB_EDU, (None,), needs_subset=True),
     **find_members("sources"),
 }
 """`data.source` -> its entry: the one table of text sources."""
@@ -50,7 +44,6 @@ _TOKENIZER = TextRule(
     r"^(gpt2(:[1-9][0-9]{0,5})?|bytes|symbols:[1-9][0-9]{0,4})$",
     "is not a tokenizer; use gpt2, gpt2:2048 or bytes",
 )
-_CRAWL = TextRule(r"^CC-MAIN-[0-9]{4}-[0-9]{2}$", "is not a crawl; use one such as CC-MAIN-2024-10")
 
 
 @extend("data")
@@ -59,7 +52,7 @@ class DataConfig(SpecModel):
 
     # what selects the text is in the digest of its tokens, which `kvlab.trial.fingerprint` adds
     excluded_from_identity = frozenset(
-        {"source", "subset", "paths", "licence", "max_bytes", "max_tokens", "validation_fraction"}
+        {"source", "paths", "licence", "max_bytes", "max_tokens", "validation_fraction"}
     )
     omitted_defaults = frozenset({"mask_documents", "options"})
 
@@ -68,10 +61,7 @@ class DataConfig(SpecModel):
         accept_offered(DocumentSource),
         DUMP_OFFERED,
     ] = "docstrings"
-    """Where the text comes from. Example: fineweb-edu-10b"""
-    subset: Annotated[str, _CRAWL] | None = None
-    """The crawl, for source: fineweb-edu-crawl.
-    Example: CC-MAIN-2024-10, source: fineweb-edu-crawl"""
+    """Where the text comes from. Example: files, paths: [../texts]"""
     tokenizer: Annotated[str, _TOKENIZER] = "gpt2"
     """gpt2, gpt2:N (its first N ranks), bytes, or symbols:N for a source that makes its tokens.
     Example: 'gpt2:2048'"""
@@ -111,20 +101,14 @@ class DataConfig(SpecModel):
             yield "tokenizer", text
         parts, hint = self.parts, f"not {self.source}; remove one"
         named = {self.source, *(part.data.source for part in parts)}
-        entries = [find_entry(source) for source in named]
-        reads_paths, needs_subset = _list_sources("reads_paths"), _list_sources("needs_subset")
-        has_reader, has_crawl = (any(getattr(one, need) for one in entries)
-                                 for need in ("reads_paths", "needs_subset"))  # fmt: skip
+        has_reader = any(find_entry(source).reads_paths for source in named)
+        readers = " or ".join(name for name, entry in SOURCES.items() if entry.reads_paths)
         if has_reader and not self.paths:
             yield "source", "needs data.paths; name at least one file or folder"
         if not has_reader and self.paths:
-            yield "paths", f"is read only by {reads_paths}, {hint}"
+            yield "paths", f"is read only by source: {readers}, {hint}"
         if not has_reader and self.licence is not None:
-            yield "licence", f"is known for {self.source}; set it only for {reads_paths}"
-        if has_crawl and self.subset is None:
-            yield "source", "needs data.subset; name a crawl, such as CC-MAIN-2024-10"
-        if self.subset is not None and not has_crawl:
-            yield "subset", f"is read only by {needs_subset}, {hint}"
+            yield "licence", f"is known for {self.source}; set it only for source: {readers}"
         for source, entry in SOURCES.items():
             other = entry.options
             if other and source not in named and getattr(self, other) is not None:
@@ -194,8 +178,3 @@ class DataConfig(SpecModel):
     def document_start(self) -> int | None:
         """The token at which attention and positions start anew; None without masks."""
         return self.ranks if self.mask_documents else None
-
-
-def _list_sources(need: str) -> str:
-    """Return the sources whose entry has ``need``, as in ``source: files``."""
-    return "source: " + " or ".join(n for n, entry in SOURCES.items() if getattr(entry, need))

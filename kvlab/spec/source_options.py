@@ -52,7 +52,6 @@ class SourceEntry:
             not imported: specs do not import what reads text. With ``divide`` a function that
             writes the dataset, see `kvlab.data.dataset_preparation`.
         reads_paths: whether it reads `data.paths`, whose licence the user states.
-        needs_subset: whether it reads `data.subset`.
         options: the key of `data` that holds its `SourceOptions`, if it makes its own tokens, or
             what it is made of.
         divide: of a source that is made of others, a function of `data` that returns a `TextPart`
@@ -62,7 +61,6 @@ class SourceEntry:
     factory: str
     arguments: tuple[Any, ...] = ()
     reads_paths: bool = False
-    needs_subset: bool = False
     options: str | None = None
     divide: str | None = None
 

@@ -15,6 +15,7 @@ OTHER = {
     "benchmark.memory": 10**9,
     "data.mix": {"docstrings": 0.25, "files": 0.75},
     "data.recall": {"pairs": 2, "questions": 2, "seed": 1},
+    "data.subset": "CC-MAIN-2024-10",
     "evaluation.lm_eval": ["piqa"],
     "evaluation.needle": {"lengths": [32]},
     "evaluation.recall": 8,
@@ -33,6 +34,11 @@ IN_BOTH = {
     "benchmark.memory": {"benchmark.parts": ["limit"], "benchmark.memory": 2 * 10**9},
     "data.mix": {"data.source": "mix", "data.mix": {"docstrings": 0.5, "files": 0.5}},
     "data.recall": RECALLS,
+    "data.subset": {
+        "data.paths": [],
+        "data.source": "fineweb-edu-crawl",
+        "data.subset": "CC-MAIN-2023-50",
+    },
     "serving.kv_residual": {f"serving.{name}": value for name, value in BLOCKS.items()},
     "training.kv_residual": {f"training.{name}": value for name, value in BLOCKS.items()},
 }

@@ -46,7 +46,7 @@ OTHER_BY_SECTION = {
     },
     "data": {
         "source": "docstrings", "tokenizer": "gpt2:260", "paths": ["b.txt"], "licence": "CC0",
-        "subset": "CC-MAIN-2024-10", "max_bytes": 10_000, "max_tokens": 10_000,
+        "max_bytes": 10_000, "max_tokens": 10_000,
         "validation_fraction": 0.1, "mask_documents": True,
     },
     "training": {
@@ -91,7 +91,6 @@ NEVER = {
 
 WITH_IT = {
     "data.source": {"data.paths": []},
-    "data.subset": {"data.paths": [], "data.source": "fineweb-edu-crawl"},
     "training.decay_tokens": {"training.schedule": "wsd"},
     "model.kinds": {"model.attention_pattern": "GLLN"},
 }

@@ -216,8 +216,8 @@ def _list_differences(trial: Trial, there: _Record) -> tuple[Difference, ...]:
     if fields.get(DIGEST) != other.get(DIGEST):
         here = describe_experiment(trial.experiment)["data"]
         before = describe_experiment(there[0])["data"]
-        changed = [key for key in _TEXT_SETTINGS if here[key] != before[key]]
-        differing += [(f"data.{key}", here[key], before[key]) for key in changed]
+        changed = [key for key in _TEXT_SETTINGS if here.get(key) != before.get(key)]
+        differing += [(f"data.{key}", here.get(key), before.get(key)) for key in changed]
     # tuples, so that equal differences are one group
     return tuple((key, _freeze(here), _freeze(before)) for key, here, before in differing)
 

@@ -44,8 +44,6 @@ def select_source(data: DataConfig, source: str) -> DataConfig:
     changed |= {one.options: None for one in SOURCES.values() if one.options}
     if not entry.reads_paths:
         changed |= {"paths": (), "licence": None}
-    if not entry.needs_subset:
-        changed["subset"] = None
     if entry.options is not None:
         changed |= {"max_bytes": None, "max_tokens": None, "mask_documents": False}
         changed[entry.options] = options = getattr(data, entry.options)

@@ -17,6 +17,7 @@ from kvlab.data import text_formats
 from kvlab.data.data_dir import ProgressCallback, get_data_dir
 from kvlab.data.sources import TextSource, TextUnit
 from kvlab.errors import DataError
+from kvlab.extensions.fineweb_edu.config import FineWebEduFields
 from kvlab.fs.atomic_files import read_json, write_json
 from kvlab.humanize import format_bytes, summarize_error
 from kvlab.spec import DataConfig
@@ -42,7 +43,7 @@ class FineWebEdu(TextSource):
 
     def identity(self, data: DataConfig) -> Any:
         """Return the revision, and the name and size of every file."""
-        return {"sample": self._sample or data.subset, **self._listing(data)}
+        return {"sample": self._sample or FineWebEduFields.of(data).subset, **self._listing(data)}
 
     def text_bytes(self, data: DataConfig) -> int:
         files = self._listing(data)["files"]
@@ -81,7 +82,8 @@ class FineWebEdu(TextSource):
 
     def _subfolder(self, data: DataConfig) -> str:
         """Return the folder of the files in the repository."""
-        return f"data/{data.subset}" if self._sample is None else f"sample/{self._sample}"
+        crawl = FineWebEduFields.of(data).subset
+        return f"data/{crawl}" if self._sample is None else f"sample/{self._sample}"
 
     def _folder(self, data: DataConfig) -> Path:
         return get_data_dir() / "fineweb-edu" / self._subfolder(data)
