@@ -18,14 +18,9 @@ SLACK = 25
 """Lines that a package may have below its number, so that a small deletion needs no new table."""
 
 _LAYOUT = (
-    tokenize.COMMENT,
-    tokenize.NL,
-    tokenize.NEWLINE,
-    tokenize.INDENT,
-    tokenize.DEDENT,
-    tokenize.ENCODING,
-    tokenize.ENDMARKER,
-)
+    tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT,
+    tokenize.ENCODING, tokenize.ENDMARKER,
+)  # fmt: skip
 
 
 def count_code_lines(path: Path) -> int:

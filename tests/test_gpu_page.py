@@ -32,7 +32,7 @@ def test_where_there_is_torch_and_little_else_the_page_has_a_line_for_every_clai
     environment = {**os.environ, "ABSENT_PACKAGES": ABSENT, "PYTHONPATH": path}
     needs_cuda = {"limit", "tests", "windows", "packing"}  # each says so, in a process of its own
     names = [name for name in gpu_page.CHECKS if name not in needs_cuda]
-    command = [sys.executable, "-m", "tests.studies.gpu_page", "--device", "cpu", "--tiny",
+    command = [sys.executable, "-m", "tests.studies", "gpu_page", "--device", "cpu", "--tiny",
                "--out", page, "--only", *names]  # fmt: skip
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
     lines = page.read_text().splitlines()
@@ -54,12 +54,9 @@ def test_where_there_is_torch_and_little_else_the_page_has_a_line_for_every_clai
     record = Path("reports", "residual", "record.tar.xz")
     report = [sys.executable, "-m", "kvlab", "report", "residual", "--store", record]
     done = subprocess.run(
-        [*report, "--reports", tmp_path],
-        env=environment,
-        capture_output=True,
-        text=True,
+        [*report, "--reports", tmp_path], env=environment, capture_output=True, text=True,
         check=False,
-    )
+    )  # fmt: skip
     assert (done.returncode, done.stdout) == (1, "")
     assert done.stderr.startswith("scipy is not installed here, and kvlab report needs it; ")
     assert "Traceback" not in done.stderr

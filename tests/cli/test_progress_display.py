@@ -13,7 +13,7 @@ from kvlab.cli.main import main
 from kvlab.trial.run import run_task
 from tests.support.stub_trials import StubTrainable
 from tests.support.terminal import Terminal, render_screen
-from tests.support.tiny_sweep import ENDLESS_EXPERIMENT, EXPERIMENT, SWEEP, write_tiny_sweep
+from tests.support.tiny_sweep import ENDLESS_EXPERIMENT, EXPERIMENT, SWEEP, tiny_sweep_folder
 
 
 @pytest.fixture
@@ -44,12 +44,19 @@ def test_lines_that_stay_stand_above_those_that_are_redrawn(terminal, monkeypatc
 
 
 @pytest.fixture
-def words(tmp_path, monkeypatch):
+def words(tmp_path):
     """Submit, in this folder, a sweep whose trainings do not end."""
-    monkeypatch.setenv("KVLAB_DATA", str(tmp_path / "data"))
-    path = write_tiny_sweep(tmp_path, SWEEP, ENDLESS_EXPERIMENT)
-    store = ["--store", str(tmp_path / "runs"), "--no-report"]
-    return ["submit", str(path), "--executor", "inline", "--no-smoke", *store]
+    with tiny_sweep_folder(tmp_path, SWEEP, ENDLESS_EXPERIMENT):
+        yield ["submit", "s.yaml", "--executor", "inline", "--no-smoke", "--no-report"]
+
+
+def stub_trials(monkeypatch, kind, **options):
+    """Let trials do what a stub does; their output is captured into no file."""
+
+    def run_stub(*task, capture_output, **how):  # noqa: ARG001
+        return run_task(*task, **how, make_trainable=partial(kind, flag="", **options))
+
+    monkeypatch.setattr(submit, "run_task", run_stub)
 
 
 class Interrupted(StubTrainable):
@@ -64,12 +71,7 @@ class Interrupted(StubTrainable):
 
 
 def test_an_interrupted_terminal_shows_what_stays_and_its_cursor(words, terminal, monkeypatch):
-    make = partial(Interrupted, flag="", seconds=0.01)
-
-    def run_stub(*task, capture_output, **how):  # noqa: ARG001
-        return run_task(*task, **how, make_trainable=make)
-
-    monkeypatch.setattr(submit, "run_task", run_stub)
+    stub_trials(monkeypatch, Interrupted, seconds=0.01)
     monkeypatch.setattr(sys, "stdout", terminal)
     assert main(words) == 130
     shown = render_screen(terminal.getvalue())
@@ -82,6 +84,7 @@ def test_an_interrupted_terminal_shows_what_stays_and_its_cursor(words, terminal
 
 def test_a_pipe_gets_plain_lines_without_importing_rich(words, tmp_path, monkeypatch, capfd):
     (tmp_path / "e.yaml").write_text(EXPERIMENT)
+    stub_trials(monkeypatch, StubTrainable)
     for name in ("rich", "kvlab.cli.live_screen"):
         monkeypatch.setitem(sys.modules, name, None)  # importing it is an error
     assert main(words) == 0

@@ -19,7 +19,9 @@ SUBMIT = ("submit", "s.yaml", "--executor", "inline")
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
     """A folder with a sweep to work in, and a data folder beside it."""
-    with tiny_sweep_folder(tmp_path_factory.mktemp("tiny"), FAILING_SWEEP) as folder:
+    with tiny_sweep_folder(
+        tmp_path_factory.mktemp("tiny"), FAILING_SWEEP, publishes=True
+    ) as folder:
         yield folder
 
 

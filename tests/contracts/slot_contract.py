@@ -12,12 +12,9 @@ from tests.support.random_model import random_model
 SHAPE = {"vocab_size": 29, "n_layer": 3, "n_head": 4, "n_kv_head": 2, "n_embd": 32,
          "block_size": 64, "position": "rope"}  # fmt: skip
 MODELS = [
-    {},
-    {"attention_pattern": "GLL", "window": 14},
-    {"attention_pattern": "LG", "window": 3},
-    {"kv_sharing": "adjacent:2"},
-    {"sink": "learned"},
-]
+    {}, {"attention_pattern": "GLL", "window": 14}, {"attention_pattern": "LG", "window": 3},
+    {"kv_sharing": "adjacent:2"}, {"sink": "learned"},
+]  # fmt: skip
 
 
 def check_copies_of_rows(config, serving, count=40):

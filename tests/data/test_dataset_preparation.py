@@ -309,16 +309,12 @@ def test_too_little_text_is_refused(tmp_path, texts):
 @pytest.mark.parametrize(
     ("name", "damage"),
     [
-        ("train.bin", "cut"),
-        ("train.bin", "flip"),
-        ("validation.bin", "flip"),
-        ("manifest.json", "empty"),
-        ("manifest.json", "without a split"),
-        ("manifest.json", "of an older version"),
-        ("train.sha256", "flip"),
+        ("train.bin", "cut"), ("train.bin", "flip"), ("validation.bin", "flip"),
+        ("manifest.json", "empty"), ("manifest.json", "without a split"),
+        ("manifest.json", "of an older version"), ("train.sha256", "flip"),
         ("train.sha256", "gone"),
     ],
-)
+)  # fmt: skip
 def test_a_damaged_dataset_is_found_moved_aside_and_prepared_again(tmp_path, name, damage):
     data, lines = config(write_jsonl(tmp_path / "a.jsonl", stories(100))), []
     folder = prepare_dataset(data).folder

@@ -39,14 +39,10 @@ WRITTEN = (
 
 CLOSED = "http://127.0.0.1:9"
 NO_NETWORK = {
-    "HTTPS_PROXY": CLOSED,
-    "https_proxy": CLOSED,
-    "NO_PROXY": "127.0.0.1",
-    "PIP_CONFIG_FILE": os.devnull,
-    "PIP_INDEX_URL": f"{CLOSED}/simple",
-    "PIP_FIND_LINKS": "",
+    "HTTPS_PROXY": CLOSED, "https_proxy": CLOSED, "NO_PROXY": "127.0.0.1",
+    "PIP_CONFIG_FILE": os.devnull, "PIP_INDEX_URL": f"{CLOSED}/simple", "PIP_FIND_LINKS": "",
     "PIP_EXTRA_INDEX_URL": "",
-}
+}  # fmt: skip
 
 
 def convert(folder, rows):

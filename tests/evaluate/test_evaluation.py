@@ -17,13 +17,10 @@ DATA = SimpleNamespace(validation=TEXT)
 
 def experiment(model=(), serving=(), **evaluation):
     return Experiment(
-        name="small",
-        model={**MODEL, **dict(model)},
-        data={"tokenizer": "bytes"},
-        serving=dict(serving),
-        evaluation={"loss_tokens": 160, **evaluation},
+        name="small", model={**MODEL, **dict(model)}, data={"tokenizer": "bytes"},
+        serving=dict(serving), evaluation={"loss_tokens": 160, **evaluation},
         benchmark={"prompt_tokens": 4, "new_tokens": 4},
-    )
+    )  # fmt: skip
 
 
 def window_starts(windows, of=None):

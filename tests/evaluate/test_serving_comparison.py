@@ -83,14 +83,11 @@ def test_divergence_is_that_of_every_token_alone(shape, serving):
 
 def experiment(**sections):
     return Experiment(
-        name="small",
-        model={**SHAPE, "vocab_size": 257},
+        name="small", model={**SHAPE, "vocab_size": 257},
         data={"tokenizer": "bytes", **sections.pop("data", {})},
         benchmark={"prompt_tokens": 4, "new_tokens": 4},
-        evaluation={"loss_tokens": 64, **sections.pop("evaluation", {})},
-        serving=TIE,
-        **sections,
-    )
+        evaluation={"loss_tokens": 64, **sections.pop("evaluation", {})}, serving=TIE, **sections,
+    )  # fmt: skip
 
 
 @pytest.mark.parametrize(

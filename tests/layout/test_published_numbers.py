@@ -92,18 +92,12 @@ KEEP_ENDS = [[2 * i + 1, 2 * i + 2] for i in range(9)]
 @pytest.mark.parametrize(
     ("expected", "kv_heads", "head_dim", "sharing"),
     [
-        (163_840, 16, 128, "none"),
-        (40_960, 4, 128, "none"),
-        (20_480, 2, 128, "none"),
-        (10_240, 1, 128, "none"),
-        (5_120, 1, 64, "none"),
-        (5_120, 1, 128, "adjacent:2"),
-        (3_600, 1, 90, "adjacent:2"),
-        (3_584, 1, 128, "adjacent:3"),
-        (2_560, 1, 128, "adjacent:4"),
+        (163_840, 16, 128, "none"), (40_960, 4, 128, "none"), (20_480, 2, 128, "none"),
+        (10_240, 1, 128, "none"), (5_120, 1, 64, "none"), (5_120, 1, 128, "adjacent:2"),
+        (3_600, 1, 90, "adjacent:2"), (3_584, 1, 128, "adjacent:3"), (2_560, 1, 128, "adjacent:4"),
         (5_632, 1, 128, KEEP_ENDS),
     ],
-)
+)  # fmt: skip
 def test_bytes_per_token_of_cross_layer_attention_table_1(expected, kv_heads, head_dim, sharing):
     model = ModelConfig(
         n_layer=20, n_head=16, n_kv_head=kv_heads, n_embd=2048, head_dim=head_dim,

@@ -40,7 +40,8 @@ def graphs(tmp_path_factory, worker_id):
         if not path.exists():
             caches = {"TRITON_CACHE_DIR": "triton", "TORCHINDUCTOR_CACHE_DIR": "inductor"}
             caches = {name: str(folder / cache) for name, cache in caches.items()}
-            command = [sys.executable, "-m", lowering.__name__, lowering.build_library(folder)]
+            study = [sys.executable, "-m", "tests.studies", "cuda_lowering"]
+            command = [*study, lowering.build_library(folder)]
             done = subprocess.run(
                 command, env={**os.environ, **caches}, check=True, capture_output=True, text=True
             )

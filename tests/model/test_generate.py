@@ -80,28 +80,21 @@ def test_rows_end_with_their_stop_token(model):
     assert generate(model, PROMPTS, 30, stop=stop) == ended
 
 
-@pytest.mark.parametrize(
-    ("serving", "prompts"),
-    [
-        (ServingConfig(kv_dtype="int8"), PROMPTS),
-        (ServingConfig(tie="adjacent:2"), [PROMPTS[0], PROMPTS[0][::-1]]),
-    ],
-)
-def test_the_static_step_of_graphs_computes_the_same(small, serving, prompts, traced_steps):
-    lengths = [len(p) for p in prompts]
+def test_the_static_step_of_graphs_computes_the_same(small, traced_steps):
+    """`tests/test_gpu_page.py` compares it for more caches."""
+    lengths = [len(prompt) for prompt in PROMPTS]
     longest = max(lengths)
-    padded = torch.tensor([p + [0] * (longest - len(p)) for p in prompts])
+    padded = torch.tensor([prompt + [0] * (longest - len(prompt)) for prompt in PROMPTS])
     logits = []
     for decoder in (EagerDecoder, StaticDecoder, partial(StaticDecoder, compiles=True)):
-        cache = small.new_cache(len(prompts), longest + 20, serving)
+        cache = small.new_cache(3, longest + 20, ServingConfig(kv_dtype="int8"))
         with torch.inference_mode():
-            first = prefill(small, padded, cache, lengths if len(set(lengths)) > 1 else None)
-            decode, steps = decoder(small, cache), [first]
-            for index in range(20):
-                steps.append(decode(torch.full((len(prompts),), index)).clone())
+            steps = [prefill(small, padded, cache, lengths)]
+            decode = decoder(small, cache)
+            steps += [decode(torch.full((3,), index)).clone() for index in range(20)]
         logits.append(torch.stack(steps))
         with pytest.raises(CacheError, match="do not fit"):
-            decode(torch.zeros(len(prompts), dtype=torch.int64))
+            decode(torch.zeros(3, dtype=torch.int64))
     for other in logits[1:]:
         assert (logits[0] - other).abs().max() < 1e-10
     assert len(traced_steps) == 1, "of twenty steps"

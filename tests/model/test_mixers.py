@@ -39,12 +39,9 @@ class TestANewMixerIsATableLine(MixerContract):
         config = ModelConfig(n_layer=4, n_head=2, n_embd=8, attention_pattern="HG")
         assert [layer.stores_tokens for layer in config.layers] == [False, True, False, True]
         same = ModelConfig(
-            n_layer=4,
-            n_head=2,
-            n_embd=8,
-            attention_pattern="MG",
+            n_layer=4, n_head=2, n_embd=8, attention_pattern="MG",
             kinds={"M": {"mixer": "decayed_sum"}},
-        )
+        )  # fmt: skip
         attention = ModelConfig(n_layer=4, n_head=2, n_embd=8)
         assert config.computation() == same.computation() != attention.computation()
         json.dumps(config.computation())

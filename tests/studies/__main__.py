@@ -1,12 +1,12 @@
 """Studies: what is tried at length, outside of the tests.
 
 python -m tests.studies              lists them
-python -m tests.studies NAME ARGS    runs one, as python -m tests.studies.NAME does
+python -m tests.studies NAME ARGS    runs one
 """
 
 import ast
-import runpy
 import sys
+from importlib import import_module
 from pathlib import Path
 
 FILES = {path.stem: path for path in sorted(Path(__file__).parent.glob("[a-z]*.py"))}
@@ -20,9 +20,7 @@ def main() -> int:
             print(f"{name} is not a study; use {', '.join(FILES)}", file=sys.stderr)
             return 2
         del sys.argv[1]
-        # the study takes the place of this module, so that processes which it spawns import it
-        runpy.run_module(f"tests.studies.{name}", run_name="__main__", alter_sys=True)
-        return 0
+        return import_module(f"tests.studies.{name}").main() or 0
     for name, path in FILES.items():
         text = ast.get_docstring(ast.parse(path.read_text()))
         assert text is not None, f"{path} does not say what it tries"

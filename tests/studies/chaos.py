@@ -250,7 +250,3 @@ def _rounds(folder: Path, options: argparse.Namespace) -> int:
     home.say(f"{killed.total()} kills {dict(killed)}, {drivers} drivers, {number} rounds")
     home.say(f"{trials} trials, each finished once; no orphan, no run left running")
     return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -54,19 +54,11 @@ namespace c10::impl { C10_REGISTER_GUARD_IMPL(CUDA, ::Guard) }
 """
 
 H100 = {
-    "name": "NVIDIA H100",
-    "major": 9,
-    "minor": 0,
-    "multi_processor_count": 132,
-    "max_threads_per_multi_processor": 2048,
-    "regs_per_multiprocessor": 65_536,
-    "shared_memory_per_block_optin": 232_448,
-    "shared_memory_per_multiprocessor": 233_472,
-    "L2_cache_size": 50 * 2**20,
-    "total_memory": 80 * 2**30,
-    "warp_size": 32,
-    "gcnArchName": "",
-}
+    "name": "NVIDIA H100", "major": 9, "minor": 0, "multi_processor_count": 132,
+    "max_threads_per_multi_processor": 2048, "regs_per_multiprocessor": 65_536,
+    "shared_memory_per_block_optin": 232_448, "shared_memory_per_multiprocessor": 233_472,
+    "L2_cache_size": 50 * 2**20, "total_memory": 80 * 2**30, "warp_size": 32, "gcnArchName": "",
+}  # fmt: skip
 """What CUDA says of an H100, as far as Inductor asks."""
 
 GPT2 = {"vocab_size": 50304, "block_size": 1024, "n_head": 12, "n_embd": 768, "position": "rope"}
@@ -113,20 +105,12 @@ def lowering_for_cuda():
         return SimpleNamespace(call=stop, __file__="", runner=None)
 
     answers = {
-        "is_available": True,
-        "device_count": 1,
-        "current_device": 0,
-        "get_device_properties": SimpleNamespace(**H100),
-        "get_device_capability": (9, 0),
-        "get_rng_state": torch.zeros(16, dtype=torch.uint8),
-        "set_rng_state": None,
-        "exchange_device": 0,
-        "maybe_exchange_device": 0,
-        "_exchange_device": 0,
-        "_maybe_exchange_device": 0,
-        "set_device": None,
-        "synchronize": None,
-    }
+        "is_available": True, "device_count": 1, "current_device": 0,
+        "get_device_properties": SimpleNamespace(**H100), "get_device_capability": (9, 0),
+        "get_rng_state": torch.zeros(16, dtype=torch.uint8), "set_rng_state": None,
+        "exchange_device": 0, "maybe_exchange_device": 0, "_exchange_device": 0,
+        "_maybe_exchange_device": 0, "set_device": None, "synchronize": None,
+    }  # fmt: skip
     target = GPUTarget("cuda", 90, 32)
     triton.runtime.driver.set_active(
         SimpleNamespace(get_current_target=lambda: target, get_current_device=lambda: 0)
@@ -275,7 +259,3 @@ def main():
         with lowering_for_cuda() as graphs, contextlib.suppress(Lowered):
             CASES[name]()
         print(json.dumps({"case": name, "graphs": graphs}), flush=True)
-
-
-if __name__ == "__main__":
-    main()

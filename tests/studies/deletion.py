@@ -66,7 +66,3 @@ def main() -> int:
                 run(*command, stdout=schema)
         failed = [command for command in (*CHECKS, (*PYTEST, *sys.argv[2:])) if run(*command)]
         return len(found["broken"]) + len(failed)
-
-
-if __name__ == "__main__":
-    sys.exit(main())

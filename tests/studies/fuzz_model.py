@@ -10,7 +10,6 @@ of the CPU kernels.
 """
 
 import random
-import sys
 import time
 from dataclasses import dataclass
 
@@ -92,27 +91,18 @@ def _draw_config(rng: random.Random) -> ModelConfig:
     pattern = rng.choice(["G", "L", "GL", "LG", "LLG", "GLLLLL", "GGL", "GGGN", "LWN", "WWG"])
     local = "L" in (pattern * layers)[:layers]
     shape = {
-        "vocab_size": rng.randint(3, 40),
-        "block_size": LONGEST,
-        "n_layer": layers,
-        "n_head": heads,
-        "n_kv_head": rng.choice([n for n in (1, 2, 3, 6) if heads % n == 0]),
-        "n_embd": 4 * heads,
-        "head_dim": rng.choice([4, 8]),
-        "ffn_dim": rng.choice([4, 16]),
+        "vocab_size": rng.randint(3, 40), "block_size": LONGEST, "n_layer": layers, "n_head": heads,
+        "n_kv_head": rng.choice([n for n in (1, 2, 3, 6) if heads % n == 0]), "n_embd": 4 * heads,
+        "head_dim": rng.choice([4, 8]), "ffn_dim": rng.choice([4, 16]),
         "position": rng.choice(["learned", "rope", "none"]),
         "norm": rng.choice(["layernorm", "rmsnorm"]),
         "mlp": rng.choice(["gelu", "swiglu", "geglu"]),
-        "norm_placement": rng.choice(["pre", "pre", "sandwich"]),
-        "qk_norm": rng.random() < 0.3,
+        "norm_placement": rng.choice(["pre", "pre", "sandwich"]), "qk_norm": rng.random() < 0.3,
         "attention_scale": rng.choice([None, None, 0.1, 1.0]),
-        "embedding_scale": rng.choice([1.0, 1.0, 3.5]),
-        "rope_scaling": _draw_scaling(rng),
-        "bias": rng.random() < 0.5,
-        "tie_embeddings": rng.random() < 0.5,
-        "attention_pattern": pattern,
-        "window": rng.choice(WINDOWS) if local else None,
-    }
+        "embedding_scale": rng.choice([1.0, 1.0, 3.5]), "rope_scaling": _draw_scaling(rng),
+        "bias": rng.random() < 0.5, "tie_embeddings": rng.random() < 0.5,
+        "attention_pattern": pattern, "window": rng.choice(WINDOWS) if local else None,
+    }  # fmt: skip
     while True:
         kv = _draw_kv(rng)
         shape |= {"kv": kv, "rotary_share": rng.choice([0.0, 0.5, 1.0])}
@@ -158,13 +148,10 @@ def _draw_kinds(rng: random.Random, shape: dict) -> dict:
             continue
         own = {
             "n_kv_head": rng.choice([n for n in (1, 2, 3, 6) if shape["n_head"] % n == 0]),
-            "head_dim": rng.choice([4, 8]),
-            "position": rng.choice(["rope", "none"]),
-            "rope_theta": rng.choice([100.0, 1e6]),
-            "rotary_share": rng.choice([0.0, 0.5, 1.0]),
-            "rope_scaling": _draw_scaling(rng),
-            "window": rng.choice(WINDOWS),
-        }
+            "head_dim": rng.choice([4, 8]), "position": rng.choice(["rope", "none"]),
+            "rope_theta": rng.choice([100.0, 1e6]), "rotary_share": rng.choice([0.0, 0.5, 1.0]),
+            "rope_scaling": _draw_scaling(rng), "window": rng.choice(WINDOWS),
+        }  # fmt: skip
         left_out = {name for name in own if rng.random() < 0.5}
         left_out |= {"position"} if shape["position"] == "learned" else set()
         left_out |= {"window"} if letter in "GN" else set()
@@ -185,13 +172,11 @@ def _draw_serving(rng: random.Random) -> ServingConfig:
     residual = rng.choice([0, 1, 2, 5, 16]) if kv_dtype in blocks else None
     evicts = kv_dtype not in blocks and rng.random() < 0.3
     return ServingConfig(
-        kv_dtype=kv_dtype,
-        kv_group=group,
-        **({} if residual is None else {"kv_residual": residual}),
-        **(_draw_eviction(rng) if evicts and "eviction" in load_parts() else {}),
+        kv_dtype=kv_dtype, kv_group=group, **{} if residual is None else {"kv_residual": residual},
+        **_draw_eviction(rng) if evicts and "eviction" in load_parts() else {},
         tie=_draw_sharing(rng, 8) if rng.random() < 0.5 else "none",
         tie_rule=rng.choice(["overwrite", "owner"]),
-    )
+    )  # fmt: skip
 
 
 def _draw_eviction(rng: random.Random) -> dict[str, object]:
@@ -318,7 +303,3 @@ def main() -> int:
             print(f"{count} cases, {failures} disagreements, largest errors {largest_errors}")
     print(f"{count} cases, {failures} disagreements", flush=True)
     return int(failures > 0)
-
-
-if __name__ == "__main__":
-    sys.exit(main())

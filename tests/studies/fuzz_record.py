@@ -22,7 +22,6 @@ import os
 import random
 import re
 import shutil
-import sys
 import tempfile
 import traceback
 from collections import Counter
@@ -484,7 +483,3 @@ def main() -> int:
     outcomes = run_cases(options.first, options.cases)
     print(f"{options.cases} cases, {outcomes.pop('failed', 0)} failed; {dict(outcomes)}")
     return int(outcomes.total() < options.cases)
-
-
-if __name__ == "__main__":
-    sys.exit(main())

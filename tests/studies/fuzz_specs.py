@@ -17,7 +17,6 @@ import os
 import random
 import re
 import shutil
-import sys
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -286,7 +285,3 @@ def main() -> int:
         print(f"case {number}: {problem}")
     print(f"{options.cases:,} mutated specs, {len(problems)} problems")
     return int(bool(problems))
-
-
-if __name__ == "__main__":
-    sys.exit(main())

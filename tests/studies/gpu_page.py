@@ -162,7 +162,7 @@ FUZZED_SECONDS = 100.0
 def check_fuzzer(setting: Setting) -> Iterator[Claim]:
     """Random configurations against the dense float64 reference."""
     cases, workers = setting.pick((500, SIDE_BY_SIDE), (5, 1))
-    study = [sys.executable, "-m", "tests.studies.fuzz_model", "--device", setting.device]
+    study = [sys.executable, "-m", "tests.studies", "fuzz_model", "--device", setting.device]
     commands = [
         [*study, "--cases", str(cases), "--first", str(cases * worker),
          "--seconds", str(FUZZED_SECONDS)]
@@ -334,12 +334,10 @@ def _time_steps(
     ]
     rounds = 2 if setting.is_rehearsal else setting.pick(12, 4)
     settings = BenchmarkSettings(
-        prompt_tokens=setting.pick(512, 16),
-        new_tokens=setting.pick(64, 4),
-        contexts=(setting.pick(512, 16),),
-        batches=(setting.pick(8, 2),),
+        prompt_tokens=setting.pick(512, 16), new_tokens=setting.pick(64, 4),
+        contexts=(setting.pick(512, 16),), batches=(setting.pick(8, 2),),
         stop_rule=StopRule(min_rounds=min(4, rounds), max_rounds=rounds, seconds=30),
-    )
+    )  # fmt: skip
     session = Session(variants, settings)
     if setting.is_tiny or setting.is_rehearsal:  # measuring them takes half a minute
         name = str(dtype).removeprefix("torch.")
@@ -825,13 +823,10 @@ def _train_small(device: str, folder: str, workers: int) -> None:
     """Train twenty steps of four rows, two of them in a pass."""
     steps = {"tokens": 5120, "batch_tokens": 256, "evaluate_tokens": 256, "evaluate_every": 20}
     of = Experiment(
-        name="together",
-        model={**TINY, "vocab_size": 257, "n_head": 2},
-        data={"tokenizer": "bytes"},
-        benchmark={"prompt_tokens": 8, "new_tokens": 8},
-        training=steps,
-        resources={"workers": workers, "microbatch_tokens": 128},
-    )
+        name="together", model={**TINY, "vocab_size": 257, "n_head": 2},
+        data={"tokenizer": "bytes"}, benchmark={"prompt_tokens": 8, "new_tokens": 8},
+        training=steps, resources={"workers": workers, "microbatch_tokens": 128},
+    )  # fmt: skip
     text = np.random.default_rng(0).integers(0, 257, 20_000).astype(np.uint16)
     texts = SimpleNamespace(train=text, validation=text)
     train(GPT(of.model, seed=0), texts, of, seed=0, directory=folder, device=device)
@@ -898,7 +893,7 @@ def isolate_check(setting: Setting, name: str, limit: float) -> Checked:
     start = time.monotonic()
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder, "claims")
-        command = [sys.executable, "-m", "tests.studies.gpu_page", "--device", setting.device]
+        command = [sys.executable, "-m", "tests.studies", "gpu_page", "--device", setting.device]
         command += ["--tiny"] if setting.is_tiny else []
         command += ["--rehearse"] if setting.is_rehearsal else []
         command += ["--run", name, "--out", str(path)]
@@ -1021,7 +1016,3 @@ def main(arguments: list[str] | None = None) -> int:
     all_held = run_checks(setting, options.only, page, options.minutes, options.limit)
     print(path)
     return int(not all_held)
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -231,7 +231,3 @@ def main() -> int:
     print("        all numbers and weights as undisturbed, every file verified")
     shutil.rmtree(folder)
     return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())

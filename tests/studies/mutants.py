@@ -28,15 +28,9 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
 PAIRS: list[tuple[type[ast.AST], type[ast.AST]]] = [
-    (ast.Lt, ast.LtE),
-    (ast.Gt, ast.GtE),
-    (ast.Eq, ast.NotEq),
-    (ast.Is, ast.IsNot),
-    (ast.In, ast.NotIn),
-    (ast.And, ast.Or),
-    (ast.Add, ast.Sub),
-    (ast.Mult, ast.FloorDiv),
-]
+    (ast.Lt, ast.LtE), (ast.Gt, ast.GtE), (ast.Eq, ast.NotEq), (ast.Is, ast.IsNot),
+    (ast.In, ast.NotIn), (ast.And, ast.Or), (ast.Add, ast.Sub), (ast.Mult, ast.FloorDiv),
+]  # fmt: skip
 MARKS = "KVLAB_MARKS"
 MARKER = f"""
 import os
@@ -211,7 +205,3 @@ def main() -> int:
             )
     print(f"{noticed} of {len(mutants)} mutants noticed ({noticed / len(mutants):.0%})")
     return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())

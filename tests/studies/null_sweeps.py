@@ -77,14 +77,10 @@ def one_level_by_seed(random: np.random.Generator, levels: Array, shape: Shape) 
 
 alike, one_noisy_cell, noisy_baseline = scaled(1, 0), scaled(10, -1), scaled(10, 0)
 NOISES: dict[str, Noise] = {
-    "alike": alike,
-    "skewed": skewed,
-    "one noisy cell": one_noisy_cell,
-    "noisy baseline": noisy_baseline,
-    "noisy level": noisy_level,
-    "level by seed": level_by_seed,
+    "alike": alike, "skewed": skewed, "one noisy cell": one_noisy_cell,
+    "noisy baseline": noisy_baseline, "noisy level": noisy_level, "level by seed": level_by_seed,
     "one level by seed": one_level_by_seed,
-}
+}  # fmt: skip
 
 
 def holm_correction(p_values: Sequence[float]) -> list[float]:
@@ -429,7 +425,3 @@ def main() -> None:
         if options.only in name:
             rates = rank(kind + more, cells, seeds, sweeps).values()
             print(f"{name:62}", *(f"{rate:9.3f}" for rate in rates), flush=True)
-
-
-if __name__ == "__main__":
-    main()

@@ -16,7 +16,6 @@ its number alone. After every turn:
 
 import itertools
 import random
-import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -371,7 +370,3 @@ def main() -> int:
         f" largest error {largest:.2g}, {failures} sessions failed, {seconds:.0f} s"
     )
     return int(failures > 0)
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -147,10 +147,6 @@ def submit(folder: Path, store: Path, log: Path, *options: str) -> subprocess.Po
     command = [sys.executable, "-m", "kvlab.cli.main", "submit", str(folder / "s.yaml")]
     with open(log, "ab") as output:
         return subprocess.Popen(
-            [*command, "--store", str(store), "--no-report", *options],
-            cwd=ROOT,
-            stdin=subprocess.DEVNULL,
-            stdout=output,
-            stderr=output,
-            start_new_session=True,
-        )
+            [*command, "--store", str(store), "--no-report", *options], cwd=ROOT,
+            stdin=subprocess.DEVNULL, stdout=output, stderr=output, start_new_session=True,
+        )  # fmt: skip

@@ -47,14 +47,11 @@ def main() -> None:
 
     def run_stage(one: Stage) -> Summary:
         driver = Driver(
-            one.plan,
-            store,
-            executor,
-            stop_flag=own_flag,
+            one.plan, store, executor, stop_flag=own_flag,
             description=describe_stage(one, yaml="", experiment_yaml="", command=""),
             on_event=lambda e: retried.append(1) if e.kind == "retried" else None,
             on_result=mirror.on_result if options.mlflow else lambda _: None,
-        )
+        )  # fmt: skip
         with stop_on_signal(driver.stop):
             return driver.run()
 

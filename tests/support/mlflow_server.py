@@ -6,6 +6,8 @@ import socket
 import subprocess
 import time
 import urllib.request
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from kvlab.track.connection import server_command
@@ -22,49 +24,31 @@ def get(url: str) -> str:
         return str(answer.read().decode())
 
 
-class Server:
-    """An MLflow server with its database and artifacts in ``home``; it can be killed and restarted."""
+@contextmanager
+def serve_mlflow(home: Path) -> Iterator[str]:
+    """Serve the database in ``home`` and yield the address; the server ends with the block."""
+    port = free_port()
+    command = server_command(f"sqlite:///{home}/mlflow.db", home, port)
+    index = command.index("--default-artifact-root")
+    command[index : index + 2] = ["--artifacts-destination", str(home / "artifacts")]
+    environment = {**os.environ, "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false"}
+    options = {"cwd": home, "start_new_session": True, "env": environment}
+    with open(home / "log", "ab") as log:
+        process = subprocess.Popen(command, stdout=log, stderr=log, **options)
+    try:
+        _wait(f"http://127.0.0.1:{port}", process, home / "log")
+        yield f"http://127.0.0.1:{port}"
+    finally:
+        os.killpg(process.pid, signal.SIGKILL)  # with its workers
+        process.wait()
 
-    def __init__(self, home: Path):
-        self.home, self.port = home, free_port()
-        self.uri = f"http://127.0.0.1:{self.port}"
-        home.mkdir(exist_ok=True)
-        self.start()
 
-    def start(self) -> None:
-        command = server_command(f"sqlite:///{self.home}/mlflow.db", self.home, self.port)
-        index = command.index("--default-artifact-root")
-        command[index : index + 2] = ["--artifacts-destination", str(self.home / "artifacts")]
-        with open(self.home / "log", "ab") as log:
-            self._process = subprocess.Popen(
-                command,
-                cwd=self.home,
-                stdout=log,
-                stderr=log,
-                start_new_session=True,
-                env={**os.environ, "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false"},
-            )
+def _wait(uri: str, process: "subprocess.Popen[bytes]", log: Path) -> None:
+    for _ in range(1000):
         try:
-            self._wait()
-        except BaseException:
-            self.close()
-            raise
-
-    def _wait(self) -> None:
-        for _ in range(1000):
-            try:
-                assert get(f"{self.uri}/health") == "OK"
-                return
-            except OSError:
-                assert self._process.poll() is None, (self.home / "log").read_text()
-                time.sleep(0.2)
-        raise AssertionError("the server does not answer")
-
-    def kill(self) -> None:
-        """Kill the server and its workers."""
-        os.killpg(self._process.pid, signal.SIGKILL)
-        self._process.wait()
-
-    def close(self) -> None:
-        if self._process.poll() is None:
-            self.kill()
+            assert get(f"{uri}/health") == "OK"
+            return
+        except OSError:
+            assert process.poll() is None, log.read_text()
+            time.sleep(0.2)
+    raise AssertionError("the server does not answer")

@@ -85,13 +85,9 @@ def drive_looks(
         description = describe_stage(stage, yaml="", experiment_yaml="", command="")
         prepare = None if on_stage is None else lambda missing, _: (on_stage(stage), missing)[1]
         driver = Driver(
-            stage.plan,
-            store,
-            executor,
-            description=description,
-            prepare=prepare,
+            stage.plan, store, executor, description=description, prepare=prepare,
             on_event=lambda _: driver.stop() if next(events) == stop_at else None,
-        )
+        )  # fmt: skip
         return driver.run()
 
     return run_stages(next_stage(), run_stage, next_stage)

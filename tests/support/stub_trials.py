@@ -160,13 +160,10 @@ class StubRun:
 
     def __call__(self, trial):
         return run_task(
-            trial,
-            self.store,
-            origin=Origin(command="kvlab submit s.yaml"),
+            trial, self.store, origin=Origin(command="kvlab submit s.yaml"),
             stop_flags=[flag for flag in (self.flag, self.own_flag) if flag],
-            make_trainable=self.make,
-            wait=False,
-        )
+            make_trainable=self.make, wait=False,
+        )  # fmt: skip
 
     def make(self, trial, report):
         return self.trainable(trial, report, flag=self.flag, **self.options)

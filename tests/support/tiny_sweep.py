@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from kvlab.cli.commands import submit
 from kvlab.cli.main import main
 
 WORDS = [
@@ -69,11 +70,17 @@ def write_tiny_sweep(folder: Path, sweep: str = SWEEP, experiment: str = EXPERIM
 
 @contextmanager
 def tiny_sweep_folder(
-    folder: Path, sweep: str = SWEEP, experiment: str = EXPERIMENT
+    folder: Path, sweep: str = SWEEP, experiment: str = EXPERIMENT, *, publishes: bool = False
 ) -> Iterator[Path]:
-    """Work in ``folder`` with a sweep in it, without settings from the environment."""
+    """Work in ``folder`` with a sweep in it, without settings from the environment.
+
+    Args:
+        publishes: Mirror submitted sweeps into MLflow, which takes seconds, and wherever they ask.
+    """
     write_tiny_sweep(folder, sweep, experiment)
     with pytest.MonkeyPatch.context() as patch:
+        if not publishes:
+            patch.setattr(submit, "find_publishers", dict)
         patch.chdir(folder)
         patch.setenv("KVLAB_DATA", str(folder / "data"))
         for name in OUTER_VARIABLES:

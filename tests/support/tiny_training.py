@@ -17,13 +17,10 @@ TRAINING = {
 
 def experiment(model=(), training=(), **parts):
     return Experiment(
-        name="small",
-        model={**MODEL, **dict(model)},
-        data={"tokenizer": "bytes"},
-        training={**TRAINING, **dict(training)},
-        benchmark={"prompt_tokens": 4, "new_tokens": 4},
+        name="small", model={**MODEL, **dict(model)}, data={"tokenizer": "bytes"},
+        training={**TRAINING, **dict(training)}, benchmark={"prompt_tokens": 4, "new_tokens": 4},
         **parts,
-    )
+    )  # fmt: skip
 
 
 def dataset(count=4000):

@@ -25,12 +25,9 @@ def make_random_model(config):
 
 def make_tiny_experiment(model, **sections):
     return Experiment(
-        name="tiny",
-        model=model,
-        data={"tokenizer": "bytes"},
-        benchmark={"prompt_tokens": 4, "new_tokens": 4},
-        **sections,
-    )
+        name="tiny", model=model, data={"tokenizer": "bytes"},
+        benchmark={"prompt_tokens": 4, "new_tokens": 4}, **sections,
+    )  # fmt: skip
 
 
 def write_trained_trial(folder, shape, model) -> str:
@@ -41,11 +38,8 @@ def write_trained_trial(folder, shape, model) -> str:
     files = {FINAL_WEIGHTS.as_posix(): seal_file(directory / FINAL_WEIGHTS)}
     write_sealed_json(directory / "training.json", {"files": files})
     measured = TrialMeasurements(
-        {"loss": 1.0},
-        {"train_loss": [], "validation_loss": []},
-        {"steps": 0},
-        Machine("cpu", 1),
+        {"loss": 1.0}, {"train_loss": [], "validation_loss": []}, {"steps": 0}, Machine("cpu", 1),
         DataProvenance("text", "0" * 64, "none", "bytes"),
-    )
+    )  # fmt: skip
     store.write_result(build_result(made, "done", {}, measured=measured))
     return made.id

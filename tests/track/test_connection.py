@@ -20,7 +20,7 @@ from kvlab.report import write_report
 from kvlab.store import Store
 from kvlab.track import Tracker
 from tests.support.mlflow_contents import read_contents, read_files
-from tests.support.mlflow_server import Server, free_port, get
+from tests.support.mlflow_server import free_port, get, serve_mlflow
 from tests.support.record_factory import Record
 from tests.support.tiny_sweep import write_tiny_sweep
 
@@ -163,9 +163,8 @@ def test_a_server_that_never_answers_is_given_up_soon(tmp_path, monkeypatch):
 def server(tmp_path_factory, mlflow_template):
     home = tmp_path_factory.mktemp("server")
     shutil.copyfile(mlflow_template(), home / "mlflow.db")
-    running = Server(home)
-    yield running.uri
-    running.close()
+    with serve_mlflow(home) as uri:
+        yield uri
 
 
 def test_mirroring_to_a_server(server, tmp_path, capsys):

@@ -31,11 +31,11 @@ def run(directory, of=OF, **options):
     return train(model(of), DATA, of, seed=0, directory=directory, **options)
 
 
-def stop_after(directory, steps, of=OF):
+def stop_after(directory, steps, of=OF, train=run, *arguments, **options):
     """Runs until ``steps`` more steps are done."""
     calls = iter(range(1, 1000))
     with pytest.raises(Stopped):
-        run(directory, of, should_stop=lambda: next(calls) == steps)
+        train(directory, of, *arguments, should_stop=lambda: next(calls) == steps, **options)
 
 
 def assert_same_training(record, directory, expected_record, expected_directory):
@@ -298,20 +298,16 @@ def test_a_branch_that_is_killed_and_resumed_ends_bitwise_the_same(tmp_path):
     """Stopped before, at and after the branch point, in the trunk and in the branch."""
     long, short = tmp_path / "store" / "long", tmp_path / "store" / "short"
     for steps in (3, 5, 4):
-        calls = iter(range(1, 100))
-        with pytest.raises(Stopped):
-            run_budget(long, wsd(30), [8], should_stop=lambda c=calls, s=steps: next(c) == s)
+        stop_after(long, steps, wsd(30), run_budget, [8])
         if steps == 3:
             assert not (tmp_path / "store" / "trunk").exists()
     assert (tmp_path / "store" / "trunk" / "step-00000008").is_dir()
     shutil.rmtree(tmp_path / "store" / "trunk")
-    with pytest.raises(Stopped):  # the trunk is gone: it trains the steps itself
-        run_budget(short, wsd(14), [8], should_stop=lambda: True)
+    stop_after(short, 1, wsd(14), run_budget, [8])  # the trunk is gone: it trains the steps itself
     record = run_budget(short, wsd(14), [8])
     assert (record.branched_at, record.resumed_from) == (None, [1])
     other = tmp_path / "store" / "other"
-    with pytest.raises(Stopped):
-        run_budget(other, wsd(18), should_stop=lambda: True)
+    stop_after(other, 1, wsd(18), run_budget)
     resumed = run_budget(other, wsd(18))
     assert (resumed.branched_at, resumed.resumed_from) == (8, [8, 9])
     for steps, directory, one in ((14, short, record), (18, other, resumed)):
@@ -322,15 +318,12 @@ def test_a_branch_that_is_killed_and_resumed_ends_bitwise_the_same(tmp_path):
 def test_the_record_names_all_code_that_took_its_steps(tmp_path):
     """Also the code that was stopped, and that of the stable phase that it branches from."""
     long, short = tmp_path / "store" / "long", tmp_path / "store" / "short"
-    calls = iter(range(1, 100))
-    with pytest.raises(Stopped):
-        run_budget(long, wsd(30), [8], code=["a"], should_stop=lambda: next(calls) == 10)
+    stop_after(long, 10, wsd(30), run_budget, [8], code=["a"])
     assert run_budget(short, wsd(14), code=["b"]).code == ["a", "b"]
     assert run_budget(long, wsd(30), [8], code=["a"]).code == ["a"]
     assert load_training_record(long).code == ["a"]
     state = short.parent / "old" / "checkpoints" / "step-00000001" / "state.json"
-    with pytest.raises(Stopped):
-        run(state.parents[2], wsd(14), code=["a"], should_stop=lambda: True)
+    stop_after(state.parents[2], 1, wsd(14), code=["a"])
     content = read_sealed_json(state)
     del content["state"]["code"]  # as before the code was noted
     write_sealed_json(state, content)

@@ -9,7 +9,6 @@ import torch
 import torch.distributed as dist
 from torch import multiprocessing
 
-from kvlab.data.batches import get_training_batch
 from kvlab.errors import Paused, ResourceError, Stopped
 from kvlab.fs.sealed_files import read_sealed_json
 from kvlab.train.loop import train
@@ -20,11 +19,6 @@ from tests.support.tiny_training import assert_same_losses, dataset, experiment,
 DATA = dataset()
 STEPS = {"tokens": 64 * 40, "evaluate_every": 10, "evaluate_tokens": 160}
 SHAPE = {"n_kv_head": 1, "position": "rope", "attention_pattern": "GL", "window": 5}
-
-
-def two(**training):
-    training = {**STEPS, **training}
-    return experiment(SHAPE, training, resources={"workers": 2, "microbatch_tokens": 16})
 
 
 def free_port():
@@ -68,27 +62,24 @@ def run_two(directory, of, stop_after=0, until=None):
 
 
 def test_two_workers_lose_as_one_with_accumulation(tmp_path):
-    one = experiment(SHAPE, STEPS, resources={"microbatch_tokens": 16})
-    alone = train(model(one), DATA, one, seed=0, directory=tmp_path / "one")
-    run_two(tmp_path / "two", two(), stop_after=23)
-    assert load_training_record(tmp_path / "two") is None
-    run_two(tmp_path / "two", two(), until=36)  # a rung of a search
+    """They stop, pause at a rung of a search, and go on."""
+    together = check_two_workers(tmp_path, SHAPE, STEPS, stop_after=23, until=36)
     assert read_sealed_json(tmp_path / "two" / "rungs.json")["rungs"]["36"]["step"] == 36
-    run_two(tmp_path / "two", two())
-    together = load_training_record(tmp_path / "two")
     assert (together.workers, together.resumed_from, len(together.train_curve)) == (2, [23, 36], 40)
-    assert_same_losses(together, alone, 1e-5)
     assert together.train_curve[0][2] - together.train_curve[-1][2] > 0.5, "it learnt something"
 
 
-def check_two_workers(folder, shape, steps, tolerance=1e-5, compiled=False, stop_after=0):
-    """Train by one and by two processes, which may stop once; compare; return the pair's record."""
+def check_two_workers(folder, shape, steps, tolerance=1e-5, compiled=False, stop_after=0, until=0):
+    """Train by one and by two processes, which may stop or pause once; compare; return the pair's
+    record."""
     resources = {"microbatch_tokens": 16}
     one = experiment(shape, steps, resources=resources)
     both = experiment(shape, {**steps, "compile": compiled}, resources=resources | {"workers": 2})
     alone = train(model(one), DATA, one, seed=0, directory=folder / "one")
-    if stop_after:
-        run_two(folder / "two", both, stop_after)
+    for interrupted in ({"stop_after": stop_after}, {"until": until}):
+        if any(interrupted.values()):
+            run_two(folder / "two", both, **interrupted)
+            assert load_training_record(folder / "two") is None
     run_two(folder / "two", both)
     together = load_training_record(folder / "two")
     assert_same_losses(together, alone, tolerance)
@@ -131,13 +122,7 @@ def test_a_compiled_pass_of_several_workers_is_one_graph(monkeypatch):
     assert len(graphs) == 1
 
 
-def test_workers_share_the_rows_of_a_step():
-    batch = partial(get_training_batch, DATA.train, seed=1, step=2, batch_size=12, block_size=8)
-    parts = [batch(rows=WorkerGroup(rank, 3).row_slice(12))[0] for rank in range(3)]
-    assert [len(part) for part in parts] == [4, 4, 4]
-    assert (batch()[0] == [row for part in parts for row in part]).all()
-
-
 def test_a_training_for_more_workers_than_there_are_is_refused(tmp_path):
+    two = experiment(SHAPE, STEPS, resources={"workers": 2, "microbatch_tokens": 16})
     with pytest.raises(ResourceError, match="for 2 workers and runs in 1"):
-        train(model(two()), DATA, two(), seed=0, directory=tmp_path)
+        train(model(two), DATA, two, seed=0, directory=tmp_path)

@@ -190,10 +190,9 @@ def test_a_residual_stream_in_bfloat16_trains_close_to_float32(tmp_path, norm):
     assert_close(*records)
 
 
+@pytest.mark.faults
 @pytest.mark.skipif(shutil.which("c++") is None, reason="no C++ compiler here")
-@pytest.mark.parametrize(
-    "precision", [pytest.param("float32", marks=pytest.mark.faults), "bfloat16"]
-)
+@pytest.mark.parametrize("precision", ["float32", "bfloat16"])
 def test_compiled_training_is_the_same_training_and_what_was_compiled_is_found_again(
     tmp_path, monkeypatch, precision
 ):
@@ -227,11 +226,8 @@ def test_a_library_whose_compiler_was_killed_is_made_again(tmp_path, monkeypatch
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
     (tmp_path / "locks").mkdir()
     libraries = {
-        "empty.main.so": b"",
-        "zeros.so": bytes(64),
-        "made.so": b"\0",
-        "whole.so": b"\x7fELF",
-    }
+        "empty.main.so": b"", "zeros.so": bytes(64), "made.so": b"\0", "whole.so": b"\x7fELF",
+    }  # fmt: skip
     for name, content in libraries.items():
         (tmp_path / "ab").mkdir(exist_ok=True)
         (tmp_path / "ab" / name).write_bytes(content)

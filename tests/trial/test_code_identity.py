@@ -139,7 +139,10 @@ def edit(package, module, old, new):
     path.write_text(text.replace(old, new, 1))
 
 
-def test_an_edit_changes_the_digests_of_what_it_decides(package):
+def test_an_edit_changes_the_digests_of_what_it_decides(tmp_path):
+    package = tmp_path / "kvlab"
+    for name in ("model", "report", "evaluate", "train"):
+        shutil.copytree(PACKAGE / name, package / name)
     before = read_code(package)
     edit(package, "model/attention", "import", "# a comment\n\n\nimport")
     edit(package, "report/markdown", '"""', '"""Other words. ')

@@ -161,12 +161,8 @@ def list_added_fields():
 def test_every_field_is_tried_and_the_text_and_the_seed_enter_the_training():
     # options of a source are of a user's file, whose tests try them
     not_here = {
-        "data.options",
-        "model.kv",
-        "serving.kv_rotate",
-        "training.optimizer",
-        *list_added_fields(),
-    }
+        "data.options", "model.kv", "serving.kv_rotate", "training.optimizer", *list_added_fields(),
+    }  # fmt: skip
     assert set(OTHER) == set(fields(Experiment)) - not_here
     here = both(experiment())
     assert not set(here) & set(both(experiment(), data="other text"))
@@ -229,18 +225,10 @@ class Word(str):
 @pytest.mark.parametrize(
     "value",
     [
-        math.nan,
-        math.inf,
-        -0.0,
-        {1},
-        b"x",
-        object(),
-        np.float64(1.0),
-        np.int64(1),
-        Word("x"),
+        math.nan, math.inf, -0.0, {1}, b"x", object(), np.float64(1.0), np.int64(1), Word("x"),
         {1: 2},
     ],
-)
+)  # fmt: skip
 def test_what_has_no_stable_form_is_refused_with_its_place(value):
     with pytest.raises(ValueError, match=r"value\.a\[1\]"):
         fingerprint({"a": [0, value]})

@@ -16,7 +16,9 @@ from tests.support.tiny_sweep import SHORT_REPORT, SWEEP, run_kvlab, tiny_sweep_
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
     """A folder with a sweep that was submitted with a copy."""
-    with tiny_sweep_folder(tmp_path_factory.mktemp("copied"), SWEEP + SHORT_REPORT) as folder:
+    with tiny_sweep_folder(
+        tmp_path_factory.mktemp("copied"), SWEEP + SHORT_REPORT, publishes=True
+    ) as folder:
         options = ("--executor", "inline", "--copy-to", "copy", "--json")
         code, out, error = run_kvlab("submit", "s.yaml", *options)
         assert error.count("\n") > 2, "the progress"
