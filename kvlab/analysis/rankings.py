@@ -13,19 +13,15 @@ are compared with, and is out if one of them beats it. With 95% probability the 
 among those that are left, which bounds what a choice among them can lose.
 """
 
+import math
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache, cached_property
 
-import numpy as np
-from numpy.typing import NDArray
-
 from kvlab.analysis.matched_pairs import group_by_training
 from kvlab.analysis.standard_errors import PooledVariance, pool_variance
-from kvlab.analysis.statistics import Estimate, t_cdf, t_quantile
+from kvlab.analysis.statistics import Estimate, estimate, sum_squares, t_cdf, t_quantile, tested
 from kvlab.analysis.trial_rows import Levels
-
-Vector = NDArray[np.float64]
 
 
 @dataclass(frozen=True)
@@ -42,23 +38,6 @@ class Best:
     levels: Levels
     rivals: tuple[Levels, ...]
     largest_loss: float | None
-
-
-@dataclass(frozen=True)
-class _Differences:
-    """One cell minus each cell, in a direction in which lower is better.
-
-    Attributes:
-        seeds: Number of seeds that both have.
-        value: Mean paired difference; NaN without a shared seed.
-        error: Standard error; NaN if the difference cannot be tested, 0 if it is exact.
-        df: Degrees of freedom of ``error``.
-    """
-
-    seeds: Vector
-    value: Vector
-    error: Vector
-    df: Vector
 
 
 class Ranking:
@@ -89,24 +68,30 @@ class Ranking:
         all_seeds: bool = False,
         item_variances: Mapping[Levels, float] | None = None,
     ):
-        self.cells = tuple(levels for levels, by_seed in values.items() if by_seed)
-        seeds = sorted({seed for levels in self.cells for seed in values[levels]})
-        table = [[values[levels].get(seed, np.nan) for seed in seeds] for levels in self.cells]
-        self._index = {levels: number for number, levels in enumerate(self.cells)}
-        self._sign = -1.0 if higher_is_better else 1.0
-        self._losses = self._sign * np.array(table).reshape(len(self.cells), len(seeds))
-        self._groups = group_by_training([trainings.get(levels, ()) for levels in self.cells])
-        self._is_noisy = np.array([levels in noisy for levels in self.cells], dtype=bool)
-        self._rounding = 1e-12 * float(np.nanmax(np.abs(self._losses), initial=1e-300))
-        self._baseline, self._in_steps, self._alpha = baseline, in_steps, alpha
+        self._sign, self._baseline = -1.0 if higher_is_better else 1.0, baseline
+        self._losses = {
+            levels: {seed: self._sign * by_seed[seed] for seed in sorted(by_seed)}
+            for levels, by_seed in values.items()
+            if by_seed
+        }
+        self.cells = tuple(self._losses)
+        groups = group_by_training([trainings.get(levels, ()) for levels in self.cells])
+        self._groups = dict(zip(self.cells, groups.tolist(), strict=True))
+        self._scale = max(
+            (abs(v) for row in self._losses.values() for v in row.values()), default=0.0
+        )
+        self._noisy, self._in_steps, self._alpha = frozenset(noisy), in_steps, alpha
         self._all_seeds, self._item_variances = all_seeds, item_variances
-        self._differences = cache(self._compare)
+        self._compare = cache(self._estimate)
 
     @property
-    def _anchor(self) -> int:
+    def _anchor(self) -> Levels:
         """The baseline, or the cell with most seeds if the baseline has none."""
-        counts = np.sum(~np.isnan(self._losses), axis=1)
-        return self._index.get(self._baseline, int(counts.argmax()))
+        counts = {levels: len(by_seed) for levels, by_seed in self._losses.items()}
+        return self._baseline if self._baseline in counts else max(counts, key=counts.__getitem__)
+
+    def _shared_seeds(self, one: Levels, other: Levels) -> list[int]:
+        return [seed for seed in self._losses[one] if seed in self._losses[other]]
 
     @cached_property
     def means(self) -> dict[Levels, float]:
@@ -114,32 +99,34 @@ class Ranking:
         if not self.cells:
             return {}
         anchor = self._anchor
-        losses = {anchor: float(np.nanmean(self._losses[anchor]))}
-        waiting = [number for number in range(len(self.cells)) if number != anchor]
+        own = self._losses[anchor].values()
+        losses = {anchor: math.fsum(own) / len(own)}
+        waiting = [levels for levels in self.cells if levels != anchor]
         while waiting:
-            links = {one: self._closest(one, list(losses), anchor) for one in waiting}
-            reached = {one: other for one, other in links.items() if other is not None}
+            links = {one: self._closest(one, list(losses)) for one in waiting}
+            reached = {
+                one: losses[other] + found.value
+                for one, other in links.items()
+                if (found := self._compare(one, other)) is not None
+            }
             if not reached:
                 break  # no seed in common with any ranked cell: no rank
-            losses |= {
-                one: losses[other] + float(self._differences(one).value[other])
-                for one, other in reached.items()
-            }
+            losses |= reached
             waiting = [one for one in waiting if one not in reached]
-        return {self.cells[one]: self._sign * losses[one] for one in sorted(losses)}
+        return {levels: self._sign * losses[levels] for levels in self.cells if levels in losses}
 
-    def _closest(self, one: int, ranked: Sequence[int], anchor: int) -> int | None:
+    def _closest(self, one: Levels, ranked: Sequence[Levels]) -> Levels:
         """Return the anchor if it shares a seed, else the ranked cell that shares most seeds."""
-        shared = self._differences(one).seeds
-        if shared[anchor]:
-            return anchor
-        other = max(ranked, key=lambda number: (shared[number], -number))
-        return other if shared[other] else None
+        if self._shared_seeds(one, ranked[0]):
+            return ranked[0]
+        in_order = (levels for levels in self.cells if levels in ranked)
+        return max(in_order, key=lambda levels: len(self._shared_seeds(one, levels)))
 
     def best_first(self, cells: Iterable[Levels]) -> list[Levels]:
         """Sort cells that have a mean, the best first; ties in the order of the design."""
-        losses = {c: self._sign * self.means[c] for c in cells if c in self.means}
-        return sorted(losses, key=lambda levels: (losses[levels], self._index[levels]))
+        chosen = set(cells)
+        ranked = [levels for levels in self.cells if levels in chosen and levels in self.means]
+        return sorted(ranked, key=lambda levels: self._sign * self.means[levels])
 
     def difference(self, one: Levels, other: Levels) -> Estimate | None:
         """Estimate ``one`` minus ``other``, with the 95% interval of this difference alone.
@@ -147,24 +134,7 @@ class Ranking:
         Returns:
             None if the two share no seed.
         """
-        if one not in self._index or other not in self._index:
-            return None
-        row, number = self._differences(self._index[one]), self._index[other]
-        if not row.seeds[number]:
-            return None
-        value = self._sign * float(row.value[number])
-        error, df = float(row.error[number]), float(row.df[number])
-        if abs(value) <= self._rounding and not error > 0:
-            return Estimate(0.0, "identical")
-        if row.seeds[number] < 2:
-            return Estimate(value, "one seed", low=value, high=value)
-        if error != error:
-            return Estimate(value, "unvaried", low=value, high=value)
-        if error == 0:
-            return Estimate(value, "exact", low=value, high=value, p=0.0)
-        half = t_quantile(1 - self._alpha / 2, df) * error
-        p = 2 * t_cdf(-abs(value) / error, df)
-        return Estimate(value, "tested", error, df, value - half, value + half, p)
+        return self._compare(one, other) if self._sign > 0 else self._compare(other, one)
 
     def best(self, cells: Collection[Levels], *, choices: int = 1) -> Best | None:
         """Return the best of several cells, and those that may be the best instead.
@@ -179,110 +149,78 @@ class Ranking:
         ranked = self.best_first(cells)
         if not ranked:
             return None
-        numbers = np.array([self._index[levels] for levels in ranked])
-        is_chosen = np.zeros(len(self.cells), bool)
-        is_chosen[numbers] = True
-        alpha = self._alpha / choices
-        criticals = {n: self._criticals(n, is_chosen, alpha) for n in numbers.tolist()}
-        left = [
-            one
-            for one in criticals
-            if all(self._lower_bound(one, n, criticals[one]) <= 0 for n in criticals if n != one)
-        ]
-        first, *rivals = left or numbers.tolist()
-        losses = [-self._lower_bound(rival, first, criticals[rival]) for rival in rivals]
-        bound = max([0.0, *losses])
+        bounds = {one: self._lower_bounds(one, ranked, self._alpha / choices) for one in ranked}
+        left = [one for one in ranked if all(bound <= 0 for bound in bounds[one].values())]
+        first, *rivals = left or ranked
+        most = max([0.0, *(-bounds[rival][first] for rival in rivals)])
         if self._item_variances is not None:
-            bound = min(bound, 1.0)  # shares cannot differ by more
-        return Best(
-            self.cells[first],
-            tuple(self.cells[n] for n in rivals),
-            None if bound == float("inf") else bound,
-        )
+            most = min(most, 1.0)  # shares cannot differ by more
+        return Best(first, tuple(rivals), None if math.isinf(most) else most)
 
-    def _lower_bound(self, one: int, other: int, criticals: Vector) -> float:
-        """Return the lower bound of how much worse a cell is than another one."""
-        row = self._differences(one)
-        if abs(row.value[other]) <= self._rounding and not row.error[other] > 0:
-            return 0.0 if row.seeds[other] > 1 else -float("inf")
-        if not row.error[other] >= 0:
-            return -float("inf")
-        return float(row.value[other] - criticals[other] * row.error[other])
+    def _lower_bounds(
+        self, one: Levels, cells: Iterable[Levels], alpha: float
+    ) -> dict[Levels, float]:
+        """Return lower bounds of how much worse a cell is than each other one, together."""
+        found = {other: self._compare(one, other) for other in cells if other != one}
+        n_tested = sum(each is not None and each.kind == "tested" for each in found.values())
+        bounds = dict.fromkeys(found, -math.inf)  # as where there is one seed
+        for other, each in found.items():
+            if each is not None and each.kind == "tested":
+                reach = t_quantile(1 - alpha / n_tested, each.df) * each.standard_error
+                bounds[other] = each.value - reach
+            elif each is not None and each.kind in ("exact", "identical"):
+                has_several = len(self._shared_seeds(one, other)) > 1
+                bounds[other] = each.value if has_several else -math.inf
+        return bounds
 
     def told_apart(self, one: Levels, other: Levels) -> bool:
         """Whether ``one`` is better than ``other``, where any of all cells may have been picked."""
-        number = self._index[other]
-        row = self._differences(self._index[one])
-        error = float(row.error[number])
-        if error != error or not row.seeds[number]:
-            return False
-        loss = float(row.value[number])
-        if error == 0:
-            return loss < -self._rounding
-        return t_cdf(loss / error, float(row.df[number])) < self._alpha / len(self.cells)
+        found = self._compare(one, other)
+        if found is None or found.kind != "tested":
+            return found is not None and found.kind == "exact" and found.value < 0
+        return t_cdf(found.value / found.standard_error, found.df) < self._alpha / len(self.cells)
 
-    def _criticals(self, one: int, is_chosen: NDArray[np.bool_], alpha: float) -> Vector:
-        """Return the critical value of a cell's comparison with each of the chosen cells."""
-        row = self._differences(one)
-        is_tested = (row.error > 0) & is_chosen
-        level = 1 - alpha / max(1, int(is_tested.sum()))
-        found = np.zeros(len(self.cells))
-        for other in np.flatnonzero(is_tested).tolist():
-            found[other] = t_quantile(level, float(row.df[other]))
-        return found
-
-    def _compare(self, one: int) -> _Differences:
-        """Estimate one cell minus each cell, over the seeds that both have."""
-        differences = self._losses[one] - self._losses
-        is_shared = ~np.isnan(differences)
-        seeds = is_shared.sum(axis=1).astype(np.float64)
-        with np.errstate(invalid="ignore", divide="ignore"):
-            value = np.where(is_shared, differences, 0.0).sum(axis=1) / seeds
-            spread = np.where(is_shared, differences - value[:, None], 0.0)
-            own = (spread**2).sum(axis=1) / (seeds - 1)
-            own[own <= self._rounding**2] = 0.0
-            error, df = np.sqrt(own / seeds), seeds - 1
-        if self._pooled is not None:
-            apart = ~self._is_noisy & (self._groups != self._groups[one]) & (seeds > 1)
-            for other in np.flatnonzero(apart & (not self._is_noisy[one])).tolist():
-                pair = {one: 1.0, other: -1.0}
-                common = np.flatnonzero(is_shared[other]).tolist()
-                found = self._pooled.error(pair, float(own[other]), common)
-                error[other], df[other] = found.value, found.df
-                value[other] += found.shift
-        if self._item_variances is not None:
-            of_items = np.array([self._item_variances[levels] for levels in self.cells])
-            with np.errstate(divide="ignore"):
-                least = np.sqrt((of_items + of_items[one]) / seeds)
-            is_chance = (self._groups != self._groups[one]) | (np.abs(value) > self._rounding)
-            error = np.where(is_chance, np.maximum(error, least), error)
-        if self._in_steps:
-            error[(error == 0) & (np.abs(value) > self._rounding)] = np.nan
-        error[seeds < 2] = np.nan
-        error[one] = np.nan
-        return _Differences(seeds, value, error, df)
+    def _estimate(self, one: Levels, other: Levels) -> Estimate | None:
+        """Estimate the loss of one cell minus that of another, over the seeds that both have."""
+        if one not in self._losses or other not in self._losses:
+            return None
+        seeds = self._shared_seeds(one, other)
+        if not seeds:
+            return None
+        differences = [self._losses[one][seed] - self._losses[other][seed] for seed in seeds]
+        mean, is_apart = (
+            math.fsum(differences) / len(seeds),
+            self._groups[one] != self._groups[other],
+        )
+        least = 0.0
+        if self._item_variances is not None and (is_apart or abs(mean) > 1e-12 * self._scale):
+            of_items = self._item_variances[one] + self._item_variances[other]
+            least = math.sqrt(of_items / len(seeds))
+        if self._pooled is None or len(seeds) < 2 or not is_apart or {one, other} & self._noisy:
+            return estimate(differences, self._scale, in_steps=self._in_steps, least_error=least)
+        own = sum_squares(differences, mean) / (len(seeds) - 1)
+        error = self._pooled.error({one: 1.0, other: -1.0}, own, seeds)
+        return tested(mean + error.shift, error.value, error.df)
 
     @cached_property
-    def _pooled(self) -> PooledVariance[int] | None:
+    def _pooled(self) -> PooledVariance[Levels] | None:
         """Pool the differences from the anchor of all cells that were trained apart from it."""
-        if not self.cells or self._item_variances is not None:
+        if not self.cells or self._item_variances is not None or self._anchor in self._noisy:
             return None
-        anchor = self._anchor
-        differences, weights = [], []
-        for one in range(len(self.cells)):
-            shared = ~np.isnan(self._losses[one] - self._losses[anchor])
-            is_first = int(np.flatnonzero(self._groups == self._groups[one])[0]) == one
-            if self._groups[one] == self._groups[anchor] or self._is_noisy[one]:
-                continue
-            if is_first and not self._is_noisy[anchor] and shared.sum() > 1:
-                by_seed = (self._losses[one] - self._losses[anchor])[shared].tolist()
-                seeds = np.flatnonzero(shared).tolist()
-                differences.append(dict(zip(seeds, by_seed, strict=True)))
-                weights.append({one: 1.0, anchor: -1.0})
-        quiet = np.flatnonzero(~self._is_noisy).tolist()
-        rows = {n: dict(enumerate(self._losses[n].tolist())) for n in quiet}
-        values = {n: {s: v for s, v in by_seed.items() if v == v} for n, by_seed in rows.items()}
+        anchor, firsts = self._anchor, dict[int, Levels]()
+        for levels, group in self._groups.items():
+            firsts.setdefault(group, levels)
+        compared = [c for c in firsts.values() if self._groups[c] != self._groups[anchor]]
+        compared = [c for c in compared if c not in self._noisy]
+        seeds = {c: self._shared_seeds(c, anchor) for c in compared}
+        differences = [
+            {seed: self._losses[c][seed] - self._losses[anchor][seed] for seed in seeds[c]}
+            for c in compared
+            if len(seeds[c]) > 1
+        ]
         if not differences:
             return None
+        weights = [{c: 1.0, anchor: -1.0} for c in compared if len(seeds[c]) > 1]
+        values = {c: row for c, row in self._losses.items() if c not in self._noisy}
         pooled = pool_variance(differences, weights, values, all_seeds=self._all_seeds)
         return pooled if pooled.variance > 0 else None

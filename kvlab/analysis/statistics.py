@@ -92,7 +92,11 @@ def estimate(
         if in_steps:
             return Estimate(value, "unvaried", low=value, high=value)
         return Estimate(value, "exact", low=value, high=value, p=0.0)
-    standard_error, df = max(math.sqrt(variance / count), least_error), count - 1
+    return tested(value, max(math.sqrt(variance / count), least_error), count - 1)
+
+
+def tested(value: float, standard_error: float, df: float) -> Estimate:
+    """Return a difference with its t interval and its two-sided p-value."""
     half_width = t_quantile(0.5 + CONFIDENCE / 2, df) * standard_error
     p = 2 * t_cdf(-abs(value) / standard_error, df)
     return Estimate(value, "tested", standard_error, df, value - half_width, value + half_width, p)

@@ -363,13 +363,28 @@ def _make_cell(value: Value) -> Cell:
     return value if isinstance(value, Cell) else cell(f"{value:,}", value)
 
 
-# Lines of figures
+# Figures
 
 
 def draw_series(number: int, name: str, points: Iterable[Point]) -> Line:
     """Return a line with the colour, the dashes and the marks of its number."""
     dash, shape = DASHES[number % len(DASHES)], SHAPES[number % len(SHAPES)]
     return Line(name, tuple(points), SERIES[number], dash, shape)
+
+
+def describe_points(plot: Plot) -> str:
+    """Return in a sentence what marks say on hovering: those of named rows, or with a label."""
+    has_names = plot.y.kind == "names"
+    marks = [p for layer in plot.layers if isinstance(layer, Points) for p in layer.points]
+    marks.sort(key=lambda point: point.y if has_names else point.x)
+    named = (p.tip for p in marks if has_names or p.label)
+    return "; ".join(f"{name}: {', '.join(facts)}" for name, *facts in named) + "."
+
+
+def describe_ends(lines: Iterable[Line]) -> str:
+    """Return in a sentence what lines say on hovering at their first and their last point."""
+    ends = ((line.name, line.points[0].tip[-1], line.points[-1].tip[-1]) for line in lines)
+    return "; ".join(f"{name}: {first} to {last}" for name, first, last in ends) + "."
 
 
 def draw_steps(places: Iterable[tuple[float, float]]) -> tuple[Point, ...]:

@@ -5,6 +5,7 @@ The figures are shared with the sections that are about them.
 
 from collections import defaultdict
 from dataclasses import replace
+from functools import partial
 from typing import Any, Literal
 
 from kvlab.analysis.cell_comparisons import CellComparison
@@ -12,12 +13,12 @@ from kvlab.analysis.effects import Effect
 from kvlab.analysis.study import GAP_ROUNDING, Study
 from kvlab.analysis.trial_rows import Levels
 from kvlab.analysis.verdicts import CHEAP, WORSE
-from kvlab.humanize import format_bytes, format_count, format_number
+from kvlab.humanize import format_count, format_number
 from kvlab.report import document as doc
 from kvlab.report import formatting as fmt
 from kvlab.report import table_columns as cols
 from kvlab.report import texts
-from kvlab.report.pareto_front import CellPoint, is_relative, memory_front
+from kvlab.report.pareto_front import COSTS, CellPoint, find_front, is_relative
 from kvlab.store.metrics import METRICS
 from kvlab.store.provenance import describe_device
 
@@ -68,27 +69,34 @@ def _list_facts(study: Study) -> list[doc.Content]:
 # The figures
 
 
-def front_figure(study: Study) -> doc.Figure | None:
-    """Draw stored bytes against the paired difference from the reference, for every cell."""
-    points, references = memory_front(study), set(study.estimand.references)
+def front_figure(study: Study, cost: str = "stored", metric: str = "") -> doc.Figure | None:
+    """Draw a cost against the paired difference from the reference, for every cell.
+
+    Args:
+        cost: A name in `COSTS`.
+        metric: A metric with a better direction. Default: the one that decides.
+    """
+    metric, references = metric or study.primary_metric, set(study.estimand.references)
+    points, several = find_front(study, cost, metric), len(references) > 1
     if not any(point.levels in references for point in points):
         return None
-    metric, several = study.primary_metric, len(references) > 1
+    mark = partial(_front_point, study, cost, metric)
     front = [point for point in points if point.is_on_front]
-    bases = [_front_point(study, p, True) for p in points if p.levels in references]
+    bases = [mark(p, True) for p in points if p.levels in references]
     others = [p for p in points if p.levels not in references]
-    better = [_front_point(study, p, True) for p in others if p.is_on_front]
-    beaten = [_front_point(study, p, False) for p in others if not p.is_on_front]
-    lines = (doc.Reference("y", 0.0), *_margin(study, "y"))
+    better = [mark(p, True) for p in others if p.is_on_front]
+    beaten = [mark(p, False) for p in others if not p.is_on_front]
+    margin = _margin(study, "y") if metric == study.primary_metric else ()
+    lines = (doc.Reference("y", 0.0), *margin)
     inside, outside = _split_by_scale(metric, beaten, better + bases, lines)
     steps = doc.draw_steps((p.cost, fmt.in_display_unit(metric, p.quality)) for p in front)
     name = "its reference" if several else "the baseline"
-    size = doc.Axis("K/V cache of one sequence at block size", "bytes")
-    if is_relative(study):
-        size = doc.Axis("K/V cache as a part of the reference's", "log")
+    axis = doc.Axis(COSTS[cost].title, COSTS[cost].scale)
+    if is_relative(study, cost):
+        axis = doc.Axis(f"{COSTS[cost].short_title} as a part of the reference's", "log")
     quality = f"{fmt.short_title(metric)} against {name} ({fmt.difference_unit(metric)})"
     plot = doc.Plot(
-        size,
+        axis,
         doc.Axis(quality),
         (
             doc.Points("dominated", tuple(inside), "muted"),
@@ -99,19 +107,12 @@ def front_figure(study: Study) -> doc.Figure | None:
         ),
         lines,
     )
-    caption = texts.fill("caption of sizes", study=study, name=name, outside=outside)
-    listed = "; ".join(
-        f"{study.label(p.levels)}: {_size_text(study, p)},"
-        f" {fmt.format_difference(metric, p.quality)}"
-        for p in front
-    )
-    return doc.Figure("pareto", caption, f"{caption} {listed}.", plot)
-
-
-def _size_text(study: Study, point: CellPoint) -> str:
-    if is_relative(study):
-        return f"{fmt.format_percent(point.cost)} of its reference's bytes"
-    return format_bytes(round(point.cost))
+    is_decided = metric == study.primary_metric
+    fields = {"cost": COSTS[cost].short_title, "metric": metric, "is_decided": is_decided}
+    caption = texts.fill("caption of a front", study=study, name=name, outside=outside, **fields)
+    stem = "pareto" if is_decided else "pareto-hellaswag"
+    stem += f"-{cost}" if cost != "stored" or not is_decided else ""
+    return doc.Figure(stem, caption, f"{caption} {doc.describe_points(plot)}", plot)
 
 
 def _split_by_scale(
@@ -139,24 +140,30 @@ def _split_by_scale(
     return near, moved
 
 
-def _front_point(study: Study, point: CellPoint, is_named: bool) -> doc.Point:
+def _front_point(
+    study: Study, cost: str, metric: str, point: CellPoint, is_named: bool
+) -> doc.Point:
     """Return a mark; a named one has a label, its interval and its differences seed by seed."""
-    metric, levels = study.primary_metric, point.levels
-    found, factor = study.comparisons.get(levels), cols.size_factor(study, levels)
-    smaller = f" ({fmt.format_ratio(factor)} less)" if factor else ""
-    tip = [study.label(levels), f"{_size_text(study, point)}{smaller}"]
+    levels, reference = point.levels, study.estimand.reference(point.levels)
+    found = study.comparisons.get(levels) if metric == study.primary_metric else None
+    size = COSTS[cost].format(point.cost)
+    if is_relative(study, cost):
+        size = f"{fmt.format_percent(point.cost)} of its reference's bytes"
+    if cost == "stored" and (factor := cols.size_factor(study, levels)):
+        size += f" ({fmt.format_ratio(factor)} less)"
+    tip = [study.label(levels), size]
     tip.append(f"{fmt.short_title(metric)} {fmt.format_metric(metric, point.mean)}")
     ends: tuple[float, float] | None = None
     seeds: tuple[float, ...] = ()
-    if found is not None:
-        tip.append(fmt.difference_with_unit(metric, found.value))
-        tip += [found.verdict] if found.verdict else []
-    if is_named and found is not None:
-        base, own = study.values(found.reference, metric), study.values(levels, metric)
-        if found.has_interval:
-            ends = fmt.in_display_unit(metric, found.low), fmt.in_display_unit(metric, found.high)
-        if len(found.seeds) > 1:
-            seeds = tuple(fmt.in_display_unit(metric, own[s] - base[s]) for s in found.seeds)
+    if levels != reference:
+        tip.append(fmt.difference_with_unit(metric, point.quality))
+        tip += [found.verdict] if found is not None and found.verdict else []
+        base, own = study.values(reference, metric), study.values(levels, metric)
+        shared = sorted(own.keys() & base.keys()) if found is None else found.seeds
+        if is_named and len(shared) > 1:
+            seeds = tuple(fmt.in_display_unit(metric, own[s] - base[s]) for s in shared)
+    if is_named and found is not None and found.has_interval:
+        ends = fmt.in_display_unit(metric, found.low), fmt.in_display_unit(metric, found.high)
     tip.append("on the front" if point.is_on_front else "dominated")
     y, key = fmt.in_display_unit(metric, point.quality), study.cell_key(levels)
     label = tip[0] if is_named else ""
@@ -197,12 +204,8 @@ def effects_figure(study: Study) -> doc.Figure | None:
         ),
         (doc.Reference("x", 0.0), *_margin(study, "x")),
     )
-    alt = "; ".join(
-        f"{one.name}: {fmt.difference_with_unit(metric, one.value)}, {one.verdict}"
-        for one in estimated
-    )
-    caption = texts.fill("caption of effects", study=study)
-    return doc.Figure("effects", caption, f"Differences against the baseline levels. {alt}.", plot)
+    caption, alt = texts.fill("caption of effects", study=study), doc.describe_points(plot)
+    return doc.Figure("effects", caption, f"Differences against the baseline levels. {alt}", plot)
 
 
 def _effect_point(study: Study, effect: Effect, index: int) -> doc.Point:
@@ -271,7 +274,7 @@ def select_cells(study: Study, most: int) -> list[Levels]:
     cells = [c for c, rows in study.cells.items() if any(row.is_done for row in rows.values())]
     if len(cells) <= most:
         return cells
-    front = [point.levels for point in memory_front(study) if point.is_on_front]
+    front = [point.levels for point in find_front(study) if point.is_on_front]
 
     def rank(levels: Levels) -> tuple[int, int]:
         changed = study.n_changed_factors(levels)
@@ -334,7 +337,7 @@ def _judge_smaller(study: Study, smaller: list[CellComparison]) -> doc.Paragraph
     margin, metric = study.decide.margin, study.primary_metric
     tested = [one for one in smaller if one.has_interval or one.verdict_name == "identical"]
     if not tested:
-        front = {point.levels for point in memory_front(study) if point.is_on_front}
+        front = {point.levels for point in find_front(study) if point.is_on_front}
         best = min(smaller, key=lambda one: (one.levels not in front, -_factor(one)))
         found = _describe_cell(study, best.levels)
         return texts.write("lead of one cell", "lead", study=study, best=found)

@@ -41,15 +41,15 @@ def _stored_bytes(study: Study) -> dict[Levels, float]:
 
 COSTS: dict[str, Cost] = {
     "stored": Cost(
-        "KV bytes of one sequence at block size",
-        "stored bytes",
+        "K/V cache of one sequence at block size",
+        "K/V cache",
         "bytes",
         _stored_bytes,
         lambda size: format_bytes(round(size)),
     ),
     "read": Cost(
         "K/V bytes read per token at block size",
-        "read bytes",
+        "K/V bytes read",
         "bytes",
         lambda study: study.means("kv_bytes_read"),
         lambda size: f"reads {format_bytes(round(size))} per token",
@@ -69,8 +69,9 @@ class CellPoint:
     """A cell's cost and quality.
 
     Attributes:
+        cost: In the unit of the cost; of bytes a part of its reference's, if `is_relative`.
         mean: Its mean in the metric, as ranked: see `kvlab.analysis.rankings`.
-        quality: What the front is of: the mean, or the difference from the cell's reference.
+        quality: The difference from its reference, which the front is of.
         is_on_front: Whether no other cell is better in one and at least as good in the other.
         rivals: Of a cell on the front: cells of at most its cost that it is not told apart from,
             in order of cost. It may be on the front by chance.
@@ -84,72 +85,58 @@ class CellPoint:
     rivals: tuple[Levels, ...] = ()
 
 
-@dataclass(frozen=True)
-class BudgetBest:
-    """The best cell among those that fit a memory budget.
-
-    Attributes:
-        budget: Bytes per `BUDGET_CONTEXT` tokens.
-        n_fitting: Number of cells that fit and did not diverge.
-        choice: The same cell with those that may be the best instead, for all budgets together.
-    """
-
-    condition: str
-    budget: int
-    n_fitting: int
-    point: CellPoint
-    choice: Best
+def is_relative(study: Study, cost: str = "stored") -> bool:
+    """Whether a cost is in bytes, and the references of a study differ in bytes."""
+    sizes = {study.kv_bytes(levels) for levels in study.estimand.references}
+    return COSTS[cost].scale == "bytes" and len(sizes) > 1
 
 
-def memory_front(study: Study) -> list[CellPoint]:
-    """Return every cell by what it stores and what it loses against its reference.
+def find_front(study: Study, cost: str = "stored", metric: str = "") -> list[CellPoint]:
+    """Return every cell by a cost and by what it loses against its reference, the cheapest first.
 
-    The smallest come first. Where references differ in bytes, as models of several sizes do, a cell
-    is placed by its part of its reference's bytes.
-    """
-    ranked = study.ranked_means(study.primary_metric)
-    quality = {c: 0.0 for c in study.estimand.references if c in ranked}
-    quality |= {c: found.value for c, found in study.comparisons.items() if c in ranked}
-    costs = _stored_bytes(study)
-    if is_relative(study):
-        bases = {levels: costs.get(study.estimand.reference(levels)) for levels in costs}
-        costs = {c: size / base for c, size in costs.items() if (base := bases[c])}
-    return _mark_front(study, study.primary_metric, costs, quality)
-
-
-def is_relative(study: Study) -> bool:
-    """Whether the references of a study differ in bytes."""
-    return len({study.kv_bytes(levels) for levels in study.estimand.references}) > 1
-
-
-def cost_front(study: Study, metric: str, cost: Cost) -> list[CellPoint]:
-    """Return every cell with a cost and a quality metric, the cheapest first.
+    Where references differ in bytes, as models of several sizes do, a cell is placed by its part of
+    its reference's bytes.
 
     Args:
-        metric: A metric with a better direction.
+        cost: A name in `COSTS`.
+        metric: A metric with a better direction. Default: the one that decides.
     """
-    return _mark_front(study, metric, cost.values(study), study.ranked_means(metric))
-
-
-def _mark_front(
-    study: Study, metric: str, costs: Mapping[Levels, float], quality: Mapping[Levels, float]
-) -> list[CellPoint]:
-    sign = -1.0 if METRICS[metric].better == "higher" else 1.0
+    metric = metric or study.primary_metric
     means, ranking = study.ranked_means(metric), study.ranking(metric)
-    cells = [(levels, costs[levels], value) for levels, value in quality.items() if levels in costs]
-    cells.sort(key=lambda one: (one[1], sign * one[2], study.cell_index(one[0])))
+    sign = -1.0 if METRICS[metric].better == "higher" else 1.0
+    costs = COSTS[cost].values(study)
+    if is_relative(study, cost):
+        bases = {levels: costs.get(study.estimand.reference(levels)) for levels in costs}
+        costs = {c: size / base for c, size in costs.items() if (base := bases[c])}
+    cells = []
+    for levels in means.keys() & costs.keys():
+        value = _find_difference(study, levels, metric)
+        if value is not None:
+            cells.append((costs[levels], sign * value, study.cell_index(levels), levels))
     points: list[CellPoint] = []
     best, best_cost = float("inf"), -1.0
-    for levels, cost, value in cells:
+    for size, loss, _, levels in sorted(cells):
         # Cells that tie in both cost and quality are all on the front: none beats the other.
-        is_on_front = sign * value < best or (sign * value == best and cost == best_cost)
+        is_on_front = loss < best or (loss == best and size == best_cost)
         rivals: tuple[Levels, ...] = ()
         if is_on_front:
-            best, best_cost = sign * value, cost
+            best, best_cost = loss, size
             cheaper = (point.levels for point in points)
             rivals = tuple(one for one in cheaper if not ranking.told_apart(levels, one))
-        points.append(CellPoint(levels, cost, means[levels], value, is_on_front, rivals))
+        points.append(CellPoint(levels, size, means[levels], sign * loss, is_on_front, rivals))
     return points
+
+
+def _find_difference(study: Study, levels: Levels, metric: str) -> float | None:
+    """Return a cell's paired difference from its reference; None without a seed in common."""
+    reference = study.estimand.reference(levels)
+    if levels == reference:
+        return 0.0
+    if metric == study.primary_metric:
+        found = study.comparisons.get(levels)
+        return None if found is None else found.value
+    estimated = study.ranking(metric).difference(levels, reference)
+    return None if estimated is None else estimated.value
 
 
 def bytes_per_context(study: Study) -> dict[Levels, float]:
@@ -159,37 +146,28 @@ def bytes_per_context(study: Study) -> dict[Levels, float]:
     return {c: size * BUDGET_CONTEXT / block for c, size in sizes if (block := blocks[c])}
 
 
-def best_cells_by_budget(study: Study) -> list[BudgetBest]:
+def best_cells_by_budget(study: Study) -> dict[int, tuple[int, Best]]:
     """Return the best cell of every budget: powers of two below the baseline's bytes.
 
     It ends at the smallest budget that any cell fits.
+
+    Returns:
+        Bytes per `BUDGET_CONTEXT` tokens -> the number of cells that fit and did not diverge, and
+        the best of them with those that may be the best instead, for all budgets together.
     """
-    sizes = bytes_per_context(study)
-    means = study.ranked_means(study.primary_metric)
-    points = {p.levels: p for p in _mark_front(study, study.primary_metric, sizes, means)}
-    base = sizes.get(study.baseline)
-    if base is None or not points:
-        return []
-    smallest = min(point.cost for point in points.values())
+    sizes, means = bytes_per_context(study), study.ranked_means(study.primary_metric)
+    base, ranked = sizes.get(study.baseline), {c: s for c, s in sizes.items() if c in means}
+    if base is None or not ranked:
+        return {}
     budget = 1 << (max(1, int(-(-base // 1))) - 1).bit_length() - 1
     fitting: dict[int, list[Levels]] = {}
-    while budget >= max(smallest, 1):  # a forged record may have less
-        fitting[budget] = [c for c, point in points.items() if point.cost <= budget]
+    while budget >= max(min(ranked.values()), 1):  # a forged record may have less
+        fitting[budget] = [levels for levels, size in ranked.items() if size <= budget]
         budget //= 2
     ranking = study.ranking(study.primary_metric)
     n_choices = len({frozenset(cells) for cells in fitting.values()})
     choices = {size: ranking.best(cells, choices=n_choices) for size, cells in fitting.items()}
-    return [
-        BudgetBest(
-            f"within {format_bytes(size)} per {BUDGET_CONTEXT:,} tokens",
-            size,
-            len(fitting[size]),
-            points[choice.levels],
-            choice,
-        )
-        for size, choice in choices.items()
-        if choice is not None
-    ]
+    return {size: (len(fitting[size]), best) for size, best in choices.items() if best is not None}
 
 
 def describe_divergence(study: Study) -> str:

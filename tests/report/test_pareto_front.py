@@ -4,7 +4,7 @@ import random
 
 import pytest
 
-from kvlab.report.pareto_front import COSTS, best_cells_by_budget, cost_front, memory_front
+from kvlab.report.pareto_front import COSTS, best_cells_by_budget, find_front
 from tests.report.reading import load, markdown
 from tests.support.record_factory import Record
 
@@ -16,14 +16,14 @@ def noisy(tmp_path_factory):
 
 def beaten(one, others, sign):
     """Another is as good in both and better in one."""
-    own, *points = ((p.cost, sign * p.mean) for p in (one, *others))
+    own, *points = ((p.cost, sign * p.quality) for p in (one, *others))
     return any(p != own and p[0] <= own[0] and p[1] <= own[1] for p in points)
 
 
 @pytest.mark.parametrize("metric", ["loss_served", "hellaswag_acc_norm", "tokens_per_second"])
 @pytest.mark.parametrize("cost", list(COSTS))
 def test_fronts_by_their_definition(noisy, metric, cost):
-    found = cost_front(noisy, metric, COSTS[cost])
+    found = find_front(noisy, cost, metric)
     sign = 1 if metric == "loss_served" else -1
     assert len(found) == 24
     on_front = {p.levels for p in found if p.is_on_front}
@@ -48,27 +48,20 @@ class Sized(Record):
 
 def test_the_best_cell_in_every_budget_and_the_front(tmp_path):
     study = load(Sized(factors={"size": tuple("abcdef")}), tmp_path)
-    assert [p.levels[0] for p in memory_front(study) if p.is_on_front] == ["f", "e", "d", "b"]
-    found = [
-        (best.condition, best.point.levels[0], best.n_fitting, best.choice.rivals)
-        for best in best_cells_by_budget(study)
-    ]
-    assert found[:3] == [
-        ("within 2 MiB per 1,024 tokens", "b", 5, ()),
-        ("within 1 MiB per 1,024 tokens", "d", 4, ()),
-        ("within 512 KiB per 1,024 tokens", "e", 2, ()),
-    ]
-    assert found[3:] == [
-        (f"within {size} KiB per 1,024 tokens", "f", 1, ())
-        for size in (256, 128, 64, 32, 16, 8, 4, 2, 1)
-    ]
+    assert [p.levels[0] for p in find_front(study) if p.is_on_front] == ["f", "e", "d", "b"]
+    found = {
+        budget // 1024: (best.levels[0], n_fitting, best.rivals)
+        for budget, (n_fitting, best) in best_cells_by_budget(study).items()
+    }
+    one_cell = dict.fromkeys((256, 128, 64, 32, 16, 8, 4, 2, 1), ("f", 1, ()))
+    assert found == {2048: ("b", 5, ()), 1024: ("d", 4, ()), 512: ("e", 2, ()), **one_cell}
 
 
 def test_a_cell_without_its_reference_is_on_no_front(tmp_path):
     factors = {"heads": ("mha", "mqa"), "position": ("learned", "rope")}
     lost = {"heads": "mha", "position": "rope"}
     record = Record(factors=factors, status=lambda c, _: "failed" if c == lost else "done")
-    found = {p.levels for p in memory_front(load(record, tmp_path))}
+    found = {p.levels for p in find_front(load(record, tmp_path))}
     assert found == {("mha", "learned"), ("mqa", "learned")}
 
 
@@ -87,9 +80,9 @@ def test_what_diverged_stands_on_no_front_and_wins_no_budget(tmp_path):
     diverged = {row.levels for row in found.rows if row.status == "diverged"}
     assert set(found.diverged_cells) == diverged
     assert 0 < len(diverged) < len(found.cells)
-    for cost in COSTS.values():
-        assert not diverged & {p.levels for p in cost_front(found, "loss_served", cost)}
-    for best in best_cells_by_budget(found):
-        assert not diverged & {best.point.levels, *best.choice.rivals}
+    for cost in COSTS:
+        assert not diverged & {p.levels for p in find_front(found, cost)}
+    for _, best in best_cells_by_budget(found).values():
+        assert not diverged & {best.levels, *best.rivals}
     answer = markdown(found).split("## The answer")[1].split("\n## ")[0]
     assert not [levels for levels in diverged if f"**{found.label(levels)}**" in answer]

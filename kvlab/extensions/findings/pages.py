@@ -1,10 +1,12 @@
-"""`reports/FINDINGS.md`: what the records say of the claims in `reports/claims.yaml`.
+"""`kvlab findings`: write what the records say of the claims in `reports/claims.yaml`, as a page.
 
 Every figure, interval and verdict on the page is computed from a record, so none is typed by hand.
 So are the questions and verdicts of the tables in `sweeps/README.md`.
 """
 
+import argparse
 import re
+import tempfile
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -18,9 +20,11 @@ from kvlab.analysis.study import Study
 from kvlab.analysis.text_error import estimate_text_error
 from kvlab.analysis.trial_rows import Levels
 from kvlab.analysis.verdicts import CHEAP
+from kvlab.cli.shared_arguments import add_flag, add_reports
 from kvlab.errors import SpecError, StoreError
 from kvlab.extensions.findings.articles import article_claims
-from kvlab.extensions.findings.claims import Answer, CellLevels, Claims
+from kvlab.extensions.findings.claims import Answer, CellLevels, Claims, load_claims
+from kvlab.fs.atomic_files import write_atomic
 from kvlab.humanize import format_bytes, format_count, format_number, suggest_name
 from kvlab.own_extensions import find_member, name_members
 from kvlab.report import formatting as fmt
@@ -73,6 +77,45 @@ class Refused(Exception):
 
     def __init__(self, keys: tuple[Key, ...], message: str):
         self.keys, self.message = keys, message
+
+
+# The command
+
+EPILOG = """\
+It reads REPORTS/claims.yaml and every REPORTS/NAME/record.tar.xz, and writes REPORTS/FINDINGS.md.
+In sweeps/README.md beside REPORTS, if there is one, it writes the questions and the verdicts of the
+tables of sweeps. `kvlab copy NAME --to REPORTS/NAME/record.tar.xz` writes a record.
+"""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    add_reports(parser)
+    add_flag(parser, "--check", "write nothing; exit with 1 if a page is out of date")
+
+
+def run(options: argparse.Namespace) -> int:
+    reports = Path(options.reports)
+    sweeps_page = reports.parent / "sweeps" / "README.md"
+    claims, document = load_claims(reports / "claims.yaml")
+    with tempfile.TemporaryDirectory() as folder:
+        studies = read_studies(reports, Path(folder))
+        pages = {reports / PAGE: make_findings(claims, document, studies)}
+        if sweeps_page.is_file():
+            text = sweeps_page.read_text(encoding="utf-8")
+            pages[sweeps_page] = fill_study_tables(text, sweeps_page.parent, studies)
+    is_current = True
+    for path, text in pages.items():
+        if path.is_file() and path.read_text(encoding="utf-8") == text:
+            continue
+        is_current = False
+        if options.check:
+            print(f"{path}: is not what the records say; run `kvlab findings`")
+        else:
+            write_atomic(path, text)
+            print(path)
+    if is_current:
+        print("every page is what the records say")
+    return int(options.check and not is_current)
 
 
 # Records

@@ -1,4 +1,4 @@
-"""Write what a paper needs of a sweep: a table, figures, methods and references, in LaTeX.
+"""`kvlab paper`: write what a paper needs of a sweep: a table, figures, methods, references.
 
 The texts are templates in `latex/`, whose fields are filled with the numbers of the
 record. A sentence, one line of `methods.tex`, is left out if one of its fields has no value.
@@ -6,6 +6,7 @@ record. A sentence, one line of `methods.tex`, is left out if one of its fields 
 follow from the record alone: the same record gives the same bytes, PDF files included.
 """
 
+import argparse
 import io
 import re
 from collections import Counter
@@ -16,6 +17,9 @@ from typing import Any
 
 from kvlab.analysis.search_results import SearchResults
 from kvlab.analysis.study import GAP_ROUNDING, Study
+from kvlab.cli import shared_arguments as shared
+from kvlab.cli.terminal import print_result
+from kvlab.errors import UsageError
 from kvlab.fs.atomic_files import write_atomic
 from kvlab.humanize import format_count, format_duration, format_number
 from kvlab.own_extensions import find_files, find_member
@@ -23,6 +27,7 @@ from kvlab.report.document import Document, Plot, Table
 from kvlab.report.figures import draw_plot, figure_style
 from kvlab.report.formatting import difference_unit, display_unit
 from kvlab.report.overview import ablation_table
+from kvlab.report.report_files import make_document
 from kvlab.report.table_export import (
     COLUMN_WIDTH,
     escape_latex,
@@ -34,6 +39,7 @@ from kvlab.spec.designs import DESIGNS
 from kvlab.spec.dtypes import DTYPES, BlockDType
 from kvlab.spec.search_config import format_setting, short_keys
 from kvlab.store.metrics import METRICS
+from kvlab.store.record_forms import refuse_malformed
 
 PAGE_WIDTH = 6.75
 """Inches of both columns with the space between them."""
@@ -43,6 +49,39 @@ MAX_ROWS = 16
 
 DRAWN_FIGURES = ("pareto", "effects", "curves", "history-.*", "front-.*")
 """Figures of a report that a paper gets, in order; the last two are those of a search."""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    shared.add_record(parser, "name or file of a submitted sweep", archive=True)
+    text = "folder of the paper; the sweep's files are in one of its name"
+    parser.add_argument("folder", metavar="DIR", help=text)
+    text = "column (3.25 in), page (6.75 in) or inches (default: column)"
+    parser.add_argument("--width", type=parse_width, metavar="WIDTH", default="column", help=text)
+
+
+def parse_width(text: str) -> float:
+    """Parse the width of a paper's figures: a name, or inches."""
+    width = {"column": COLUMN_WIDTH, "page": PAGE_WIDTH}.get(text) or shared.parse_number(text)
+    if not 2 <= width <= 12:
+        rule = "is not column, page or a number of inches from 2 to 12"
+        raise argparse.ArgumentTypeError(f"{text} {rule}")
+    return width
+
+
+def run(options: argparse.Namespace) -> None:
+    name, paper = shared.sweep_name(options.sweep), PaperFolder(Path(options.folder), options.width)
+    study = Study.load(shared.open_store(options.store), name)
+    if study.search is not None and not study.search.eligible:
+        rule = "a paper shows a measured configuration within the limits"
+        raise UsageError(f"{name} has none, and {rule}; submit the search again to go on")
+    if not study.done_rows:
+        raise UsageError(f"no trial of {name} is done, and a paper shows results; run one first")
+    with refuse_malformed(name):
+        write_paper(study, make_document(study), paper)
+    parts = sorted(path.name for path in (paper.folder / name).glob("*.*"))
+    text = f"{paper.folder / name}: {', '.join(parts)}\n{paper.main} shows them: pdflatex main && "
+    text += "bibtex main, then pdflatex main twice"
+    print_result(options, {"sweep": name, "paper": str(paper.folder), "files": parts}, text)
 
 
 @dataclass(frozen=True)

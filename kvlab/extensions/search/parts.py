@@ -22,7 +22,7 @@ PARTS = Parts(
             "remaining": f"{_FOLDER}.history:count_remaining_suggestions",
             "space": f"{_FOLDER}.summary:format_search_space",
             "summary": f"{_FOLDER}.summary:format_search",
-            "confirmation": f"{_FOLDER}.confirmation:write_confirmation",
+            "confirmation": f"{_FOLDER}.summary:write_confirmation",
             "tables": f"{_FOLDER}.tables",
         },
         "search_sections": {name: f"{_FOLDER}.section:{make}" for name, make in _SECTIONS.items()},

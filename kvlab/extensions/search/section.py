@@ -2,10 +2,11 @@
 
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 
 from kvlab.analysis.search_results import SearchResults, SuggestedTrial
 from kvlab.analysis.study import Study
-from kvlab.extensions.search import confirmation, tables
+from kvlab.extensions.search import summary, tables
 from kvlab.humanize import format_duration, format_number
 from kvlab.report import document as doc
 from kvlab.report import formatting as fmt
@@ -96,11 +97,11 @@ def report_best_trials(study: Study, search: SearchResults) -> doc.Section | Non
 
 def report_next_sweep(study: Study, search: SearchResults) -> doc.Section | None:
     """Give the sweep that confirms the best trials on fresh seeds."""
-    sweep, path = confirmation.sweep_yaml(study, search), confirmation.sweep_path(study)
+    sweep, path = summary.sweep_yaml(study, search), summary.sweep_path(study)
     if not sweep:
         return None
-    count = len(confirmation.choose_trials(search))
-    fields = {"n": count, "seeds": confirmation.SEEDS, "path": path, "sweep": study.name}
+    count = len(summary.choose_trials(search))
+    fields = {"n": count, "seeds": summary.SEEDS, "path": path, "sweep": study.name}
     note = texts.write("next sweep", search=search, **fields)
     return doc.Section("What to do next", (note, doc.Block(path, sweep, "yaml")))
 
@@ -317,10 +318,8 @@ def _mark(
     is_labelled: bool,
 ) -> doc.Point:
     """Return a trial's mark at an x, with its objective of this number as y."""
-    values = (
-        f"{tables.objective_title(o.name)} {tables.format_with_unit(o.name, value)}"
-        for o, value in zip(search.objectives, one.values, strict=True)
-    )
+    names = (objective.name for objective in search.objectives)
+    values = map(tables.format_named, names, one.values)
     tip = (f"trial {one.number}", format_settings(one.settings), *values)
     y = tables.in_objective_unit(search.objectives[number].name, one.values[number])
     label = str(one.number) if is_labelled else ""
@@ -361,9 +360,11 @@ def _front_figure(
     y_name = search.objectives[0].name
     others = [one for one in search.trials if one.number in costs and one not in best]
 
-    def marks(trials: Sequence[SuggestedTrial], is_labelled: bool) -> tuple[doc.Point, ...]:
-        places = ((one, tables.in_objective_unit(x_name, costs[one.number])) for one in trials)
-        return tuple(_mark(study, search, one, x, 0, is_labelled) for one, x in places)
+    def mark(one: SuggestedTrial, is_labelled: bool) -> doc.Point:
+        cost = costs[one.number]
+        x, named = tables.in_objective_unit(x_name, cost), tables.format_named(x_name, cost)
+        point = _mark(study, search, one, x, 0, is_labelled)
+        return replace(point, tip=tuple(dict.fromkeys((*point.tip, named))))
 
     base, base_marks = tables.base_row(study), list[doc.Point]()
     x, y = (
@@ -381,8 +382,8 @@ def _front_figure(
         x_axis,
         doc.Axis(tables.title_with_unit(y_name)),
         (
-            doc.Points("other trials", marks(others, False), "muted", "ring"),
-            doc.Points(best_title, marks(best, True), "c0", "dot"),
+            doc.Points("other trials", tuple(mark(o, False) for o in others), "muted", "ring"),
+            doc.Points(best_title, tuple(mark(o, True) for o in best), "c0", "dot"),
             doc.Points("base experiment", tuple(base_marks), "c1", "diamond"),
         ),
     )

@@ -58,6 +58,11 @@ def format_with_unit(name: str, value: float) -> str:
     return f"{format_objective(name, value)} {unit}" if unit else format_objective(name, value)
 
 
+def format_named(name: str, value: float) -> str:
+    """Return the title of an objective and its value, such as ``served loss 2.4 nats/token``."""
+    return f"{objective_title(name)} {format_with_unit(name, value)}"
+
+
 def describe_limits(search: SearchResults) -> str:
     """Return the limits in words, such as ``kv_bytes at most 32,768``."""
     return " and ".join(

@@ -7,7 +7,7 @@ from kvlab.report import document as doc
 from kvlab.report import formatting as fmt
 from kvlab.report import table_columns as cols
 from kvlab.report import texts
-from kvlab.report.pareto_front import memory_front
+from kvlab.report.pareto_front import find_front
 from kvlab.store.metrics import METRICS
 
 MAX_OPEN_ROWS = 24
@@ -71,7 +71,7 @@ def report_loss_curves(study: Study) -> doc.Section | None:
 
     These are the cells that differ from it in one factor, and those on the front.
     """
-    front = [point.levels for point in memory_front(study) if point.is_on_front]
+    front = [point.levels for point in find_front(study) if point.is_on_front]
     n_changed = study.n_changed_factors
     simple = sorted((c for c in study.cells if n_changed(c) <= 1), key=n_changed)
     lines: list[doc.Line] = []
@@ -94,11 +94,9 @@ def report_loss_curves(study: Study) -> doc.Section | None:
     other = sorted(pairs) if any(during != final for during, final in pairs) else []
     note = texts.write("loss curves", n=len(lines), n_curved=n_curved, other=other)
     caption = "Validation loss against training tokens."
-    lasts = [(line.name, fmt.format_metric("loss", line.points[-1].y)) for line in lines]
-    ends = "; ".join(f"{name} ends at {loss}" for name, loss in lasts)
     axes = doc.Axis("training tokens (millions)"), doc.Axis("validation loss (nats/token)")
-    figure = doc.Figure("curves", caption, f"{caption} {ends}.", doc.Plot(*axes, tuple(lines)))
-    return doc.Section("Loss curves", (note, figure))
+    alt, plot = f"{caption} {doc.describe_ends(lines)}", doc.Plot(*axes, tuple(lines))
+    return doc.Section("Loss curves", (note, doc.Figure("curves", caption, alt, plot)))
 
 
 def _mean_curve(study: Study, levels: Levels) -> tuple[doc.Point, ...]:

@@ -163,8 +163,8 @@ def _draw_divergence(study: Study, found: Mapping[Levels, Interval]) -> doc.Figu
     )
     bars = ", with simultaneous 95% intervals" if any(p.x_range for p in points) else ""
     caption = f"Divergence of the served predictions from the one-shot ones{bars}."
-    described = "; ".join(": ".join(point.tip) for point in points)
-    return doc.Figure("serving-divergence", caption, f"{caption} {described}.", plot)
+    alt = f"{caption} {doc.describe_points(plot)}"
+    return doc.Figure("serving-divergence", caption, alt, plot)
 
 
 # Caches

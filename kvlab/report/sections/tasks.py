@@ -1,4 +1,4 @@
-"""Tasks and probes: HellaSwag, and loss by position."""
+"""Tasks and probes: HellaSwag, loss by position, and metrics that users' files define."""
 
 import math
 from collections.abc import Iterator, Mapping
@@ -15,6 +15,7 @@ from kvlab.report import formatting as fmt
 from kvlab.report import hellaswag_outcomes as hellaswag
 from kvlab.report import table_columns as cols
 from kvlab.report import texts
+from kvlab.store.metrics import METRICS
 
 _ACCURACY_TITLES = {
     "hellaswag_acc": "acc",
@@ -186,10 +187,26 @@ def _draw_positions(study: Study) -> Iterator[doc.Figure]:
         f"Loss by part of the context, {'through the serving cache' if is_served else 'one-shot'}:"
         f" {format_count(len(lines), 'line')} of {format_count(len(study.cells), 'cell')}."
     )
-    ends = "; ".join(
-        f"{line.name} goes from {fmt.format_metric('loss', line.points[0].y)}"
-        f" to {fmt.format_metric('loss', line.points[-1].y)}"
-        for line in lines
-    )
     plot = doc.Plot(doc.Axis("eighth of the context"), doc.Axis("loss (nats/token)"), tuple(lines))
-    yield doc.Figure("positions", caption, f"{caption} {ends}.", plot)
+    yield doc.Figure("positions", caption, f"{caption} {doc.describe_ends(lines)}", plot)
+
+
+# Metrics of users' files
+
+
+def report_own_metrics(study: Study) -> doc.Section | None:
+    """Report the mean of each metric in each cell, one-shot and served."""
+    names = [name for name in study.measured_metrics if METRICS.is_offered(name)]
+    if not names:
+        return None
+
+    def entries(levels: Levels) -> doc.Entries:
+        for name in names:
+            unit = fmt.display_unit(name)
+            column = cols.mean_column(cols.with_unit(METRICS[name].title, unit), unit, f"`{name}`")
+            yield column, cols.mean_cell(study, levels, name)
+
+    caption = f"Means over {format_count(len(study.seeds), 'seed')}"
+    caption += f" {fmt.PLUS_MINUS} standard deviation." if len(study.seeds) > 1 else "."
+    table = cols.cells_table(study, "own-metrics", caption, entries)
+    return doc.Section("Metrics of extensions", (texts.write("own metrics"), table))

@@ -4,7 +4,7 @@ import pytest
 
 from kvlab.analysis.study import Study
 from kvlab.errors import RecordDamaged, UsageError
-from kvlab.extensions.search.confirmation import write_confirmation
+from kvlab.extensions.search.summary import write_confirmation
 from kvlab.report import answer_text
 from kvlab.report.sections import SEARCH_SECTIONS
 from kvlab.spec import load_sweep
