@@ -18,7 +18,6 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from kvlab.analysis.effects import Effect
-from kvlab.analysis.standard_errors import StandardError
 from kvlab.analysis.statistics import Estimate, estimate
 from kvlab.analysis.trial_rows import Levels
 from kvlab.analysis.verdicts import VERDICTS, judge_family, judge_interval, write_verdict
@@ -127,13 +126,9 @@ def _judge_together(
     spent = [1.0] * len(tested)
     if tests is not None:
         spent = [tests.spent_share(len(one.seeds), alpha) for one in tested]
-    judgements = judge_family(
-        [one.value for one in tested],
-        [StandardError(one.estimate.standard_error, one.estimate.df) for one in tested],
-        alpha,
-        margin,
-        [share / len(tested) for share in spent],
-    )
+    values, errors = [one.value for one in tested], [one.estimate.error for one in tested]
+    shares = [share / len(tested) for share in spent]
+    judgements = judge_family(values, errors, alpha, margin, shares)
     judged = dict(comparisons)
     for one, test in zip(tested, judgements, strict=True):
         reach = 1.0 if METRICS[one.metric].items else math.inf  # of a share of items
@@ -214,15 +209,14 @@ def judge_gaps(
         alpha: Probability of any false claim.
         rounding: Size of a gap that is rounding. A cell without a larger one is not tested.
     """
-    estimates = [estimate(list(row.values())) for row in rows]
-    tested = [
-        number
-        for number, one in enumerate(estimates)
-        if one.kind == "tested" and max(map(abs, rows[number].values())) >= rounding
+    errors = [
+        estimate(list(row.values())).error if max(map(abs, row.values())) >= rounding else None
+        for row in rows
     ]
-    errors = [StandardError(estimates[n].standard_error, estimates[n].df) for n in tested]
-    tests = judge_family([estimates[n].value for n in tested], errors, alpha)
-    gaps = [ServingGap(math.fsum(row.values()) / len(row), len(row)) for row in rows]
-    for number, test in zip(tested, tests, strict=True):
-        gaps[number] = replace(gaps[number], interval=(test.low, test.high), p=test.p)
-    return gaps
+    means = [math.fsum(row.values()) / len(row) for row in rows]
+    return [
+        ServingGap(mean, len(row), (test.low, test.high) if error else None, test.p)
+        for row, mean, error, test in zip(
+            rows, means, errors, judge_family(means, errors, alpha), strict=True
+        )
+    ]

@@ -135,8 +135,9 @@ class Effect:
     @property
     def tested_error(self) -> StandardError:
         """The standard error that the effect is tested with; only of a tested effect."""
-        assert self.estimate is not None, "only tested effects have an error"
-        return self.error or StandardError(self.estimate.standard_error, self.estimate.df)
+        found = self.error or (self.estimate.error if self.estimate else None)
+        assert found is not None, "only tested effects have an error"
+        return found
 
     @property
     def is_significant(self) -> bool:
@@ -290,25 +291,20 @@ def judge_together(
 
     Every level has an equal part of alpha, which its parts by setting share.
     """
-    judged = [replace(e, alpha=alpha, margin=margin, low=e.value, high=e.value) for e in effects]
-    family = [
-        number
-        for number, one in enumerate(judged)
-        if one.is_tested and one.is_claimed and not one.is_disturbed
+    errors = [
+        one.tested_error if one.is_tested and one.is_claimed and not one.is_disturbed else None
+        for one in effects
     ]
-    levels = Counter((judged[number].metric, judged[number].change) for number in family)
-    shares = [1 / len(levels) / levels[judged[n].metric, judged[n].change] for n in family]
-    errors = [judged[number].tested_error for number in family]
-    found = judge_family([judged[n].value for n in family], errors, alpha, margin, shares)
-    for number, test, share in zip(family, found, shares, strict=True):
-        reach = judged[number].reach
-        judged[number] = replace(
-            judged[number],
-            low=max(test.low, -reach),
-            high=min(test.high, reach),
-            corrected_p=test.p,
-            level=alpha * share,
-        )
+    levels = Counter(
+        (e.metric, e.change) for e, error in zip(effects, errors, strict=True) if error
+    )
+    shares = [1 / max(1, len(levels)) / max(1, levels[e.metric, e.change]) for e in effects]
+    tests = judge_family([e.value for e in effects], errors, alpha, margin, shares)
+    judged = []
+    for one, error, test, share in zip(effects, errors, tests, shares, strict=True):
+        low, high = max(test.low, -one.reach), min(test.high, one.reach)
+        own = replace(one, alpha=alpha, margin=margin, low=low, high=high)
+        judged.append(replace(own, corrected_p=test.p, level=alpha * share) if error else own)
     return judged
 
 

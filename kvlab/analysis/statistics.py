@@ -22,6 +22,8 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from kvlab.analysis.standard_errors import StandardError
+
 CONFIDENCE = 0.95
 ALPHA = 0.05
 """Significance level, after Holm's correction."""
@@ -60,6 +62,11 @@ class Estimate:
     low: float = 0.0
     high: float = 0.0
     p: float = 1.0
+
+    @property
+    def error(self) -> StandardError | None:
+        """Its own standard error; None if it is not tested."""
+        return StandardError(self.standard_error, self.df) if self.kind == "tested" else None
 
 
 def estimate(

@@ -77,7 +77,7 @@ class FamilyTest:
 
 def judge_family(
     values: Sequence[float],
-    errors: Sequence[StandardError],
+    errors: Sequence[StandardError | None],
     alpha: float,
     margin: float | None = None,
     weights: Sequence[float] | None = None,
@@ -85,24 +85,24 @@ def judge_family(
     """Return simultaneous intervals and corrected p-values.
 
     Args:
-        errors: Their standard errors, above 0.
+        errors: Their standard errors, above 0; None for one that is not tested, whose interval is
+            its value.
         alpha: Probability of any wrong statement.
         margin: A cost that does not matter; None without one.
         weights: Each difference's part of ``alpha``, at most 1 in all; None for equal ones. Holm's
             method then takes the differences by their p-values over their weights.
     """
-    tests = len(values)
-    shares = [1 / tests for _ in values] if weights is None else list(weights)
-    judged: dict[int, FamilyTest] = {}
-    reaches, ratios = [], []
-    for value, error, share in zip(values, errors, shares, strict=True):
-        reaches.append(t_quantile(1 - alpha * share / 2, error.df) * error.value)
-        ratios.append(2 * t_cdf(-abs(value) / error.value, error.df) / share)
-    largest, kept, left = 0.0, 0.0, math.fsum(shares)
-    for index in sorted(range(tests), key=ratios.__getitem__):
+    tested = {number: error for number, error in enumerate(errors) if error is not None}
+    shares = {n: 1 / len(tested) if weights is None else weights[n] for n in tested}
+    reaches = {n: t_quantile(1 - alpha * shares[n] / 2, e.df) * e.value for n, e in tested.items()}
+    ratios = {n: 2 * t_cdf(-abs(values[n]) / e.value, e.df) / shares[n] for n, e in tested.items()}
+    judged = [FamilyTest(value, value, 1.0) for value in values]
+    total = left = math.fsum(shares.values())
+    largest = kept = 0.0
+    for index in sorted(tested, key=ratios.__getitem__):
         value, reach, share = values[index], reaches[index], shares[index]
         # what is left of the error goes to the differences that are left, by their weights
-        largest = max(largest, min(1.0, ratios[index] * left / (math.fsum(shares) - kept)))
+        largest = max(largest, min(1.0, ratios[index] * left / (total - kept)))
         is_found, low, high = largest <= alpha, value - reach, value + reach
         if margin is not None and not (-margin < low and high < margin):
             kept += 0.5 * share
@@ -114,7 +114,7 @@ def judge_family(
         else:  # zero is inside; only rounding could say otherwise
             low, high = min(low, -math.ulp(0.0)), max(high, math.ulp(0.0))
         judged[index] = FamilyTest(low, high, largest)
-    return [judged[index] for index in range(tests)]
+    return judged
 
 
 def judge_interval(

@@ -216,12 +216,10 @@ def estimate_shifts(
     estimates = _paired_shifts if is_paired else _independent_shifts
     cells, effects = estimates(before, after, shared, metric)
     shifts = [*cells.values(), *effects.values()]
-    family = [number for number, one in enumerate(shifts) if one.error is not None]
-    errors = [shift.error for shift in shifts if shift.error is not None]
-    found = judge_family([shifts[n].value for n in family], errors, before.decide.alpha)
-    for number, test in zip(family, found, strict=True):
-        shifts[number] = replace(shifts[number], low=test.low, high=test.high, p=test.p)
-    judged = iter(shifts)
+    values, errors = [one.value for one in shifts], [one.error for one in shifts]
+    tests = judge_family(values, errors, before.decide.alpha)
+    pairs = zip(shifts, tests, strict=True)
+    judged = (replace(one, low=test.low, high=test.high, p=test.p) for one, test in pairs)
     return {c: next(judged) for c in cells}, {name: next(judged) for name in effects}, is_paired
 
 
@@ -259,7 +257,7 @@ def _paired_shifts(
     found = pool_errors(of_tested, [{levels: 1.0} for levels in tested], differences)
     errors = dict(zip(tested, found, strict=True))
     cells = {
-        c: Shift(one.value, one.kind, len(differences[c]), errors.get(c), one.low, one.high)
+        c: Shift(one.value, one.kind, len(differences[c]), errors.get(c))
         for c, one in means.items()
     }
     design = rows, before.factors, metric
@@ -274,8 +272,7 @@ def _list_effects(effects: Iterable[Effect]) -> dict[str, Shift]:
     for effect in effects:
         if (one := effect.estimate) is not None:
             error = effect.tested_error if effect.is_tested else None
-            ends = (one.low, one.high)
-            found[effect.name] = Shift(effect.value, one.kind, len(effect.seeds), error, *ends)
+            found[effect.name] = Shift(effect.value, one.kind, len(effect.seeds), error)
     return found
 
 
@@ -312,6 +309,6 @@ def _welch(one: Shift, other: Shift) -> Shift:
     else:
         kind = "unvaried" if "unvaried" in (one.kind, other.kind) else "tested"
     if kind != "tested":
-        return Shift(value, kind, seeds, None, value, value)
+        return Shift(value, kind, seeds)
     parts = math.fsum(error.value**4 / error.df for error in errors)
     return Shift(value, kind, seeds, StandardError(math.sqrt(variance), variance**2 / parts))
