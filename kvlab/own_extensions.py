@@ -63,6 +63,7 @@ TABLE: dict[str, tuple[str, ...]] = {
     "scaling": ("size",),
     "search": ("search",),
     "tied_kv": ("model.kv: tied", "model.kv: rotated_tied", "model.kv: grouped_tied"),
+    "tuning": ("tune",),
 }
 """Extension -> the keys, values of keys, and options of commands that need it; commands as values
 of `command`."""
@@ -104,8 +105,8 @@ class Parts:
     Its metrics are in ``metrics.toml`` beside it, see `kvlab.store.metrics`.
 
     Attributes:
-        fields: section of an experiment -> a `SpecModel` whose fields the section has, too. They
-            have defaults, and `SpecModel.omitted_defaults` names them.
+        fields: section of an experiment, or ``sweep`` -> a `SpecModel` whose fields it has, too.
+            They have defaults, and `SpecModel.omitted_defaults` names them.
         problems: a function of an experiment that yields what the fields say against others, by
             dotted keys.
         file_problems: a function of an experiment that yields the files that it names and cannot

@@ -128,13 +128,13 @@ def _check_quotes(name: str, page: Path, text: str) -> Iterator[str]:
 
 def _check_findings() -> Iterator[str]:
     """Yield every page of `kvlab findings` that is not what the records say."""
-    printed = io.StringIO()
-    with redirect_stdout(printed):
+    printed, errors = io.StringIO(), io.StringIO()
+    with redirect_stdout(printed), redirect_stderr(errors):
         code = kvlab(["findings", "--check", "--reports", str(ROOT / "reports")])
     if code == 1:
         yield from printed.getvalue().splitlines()
     elif code:
-        yield "reports/claims.yaml: see the message above"
+        yield f"reports/claims.yaml: {errors.getvalue()}"
 
 
 def _check_session(name: str, block: str, written: dict[str, str]) -> Iterator[str]:

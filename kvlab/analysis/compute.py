@@ -1,4 +1,4 @@
-"""What a sweep has computed, from its record: training FLOPs and device hours, tuning included.
+"""What a sweep has computed, from its record: training FLOPs and device hours.
 
 Trainings that trials share count once, also those that another sweep has made, and steps that a
 training has branched from another token budget's count where they were taken. The hours of a trial
@@ -10,10 +10,12 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from datetime import datetime
+from itertools import chain
 
 from kvlab.analysis.study import Study
 from kvlab.analysis.trial_rows import TrialRow, read_rows
 from kvlab.spec import ResourcesConfig
+from kvlab.store.store import find_preparing_cells
 
 
 @dataclass(frozen=True)
@@ -41,16 +43,14 @@ class Compute:
     absent: int
 
 
-def measure_compute(study: Study) -> tuple[Compute, Compute | None]:
-    """Return what a sweep has computed in all, and the part of it that found its settings.
-
-    The part is None if the sweep tunes nothing.
-    """
-    tuning = study.sweep.get("tuning")
-    if not tuning:
-        return _add_up(study.rows), None
-    tuning_rows = read_rows(study.store, {**study.sweep, "cells": tuning.get("cells", ())})
-    return _add_up([*study.rows, *tuning_rows]), _add_up(tuning_rows)
+def measure_compute(study: Study) -> tuple[Compute, dict[str, Compute]]:
+    """Return what a sweep has computed in all, and the parts of it that found settings."""
+    parts = {
+        name: read_rows(study.store, {**study.sweep, "cells": cells})
+        for name, cells in find_preparing_cells(study.sweep).items()
+    }
+    total = _add_up([*study.rows, *chain(*parts.values())])
+    return total, {name: _add_up(rows) for name, rows in parts.items()}
 
 
 def _add_up(rows: Iterable[TrialRow]) -> Compute:

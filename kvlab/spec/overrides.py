@@ -99,7 +99,9 @@ def resolve_paths(data: dict[str, Any], folder: Path) -> dict[str, Any]:
 # A key of a scale stands in place of the sweep's, and a level in place of the sweep's level. The
 # cells are the same: a scale says what a level sets, and neither adds nor drops one.
 
-SCALED_KEYS = ("experiment", "factors", "tune", "seeds", "search", "decide", "size")
+SCALED_KEYS = (
+    *("experiment", "factors", *name_members("preparations"), "seeds", "search", "decide", "size"),
+)
 """Keys of a sweep that a scale may set. The others make the question what it is."""
 
 

@@ -10,6 +10,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BeforeValidator, Field, ValidationError, field_validator, model_validator
 
 from kvlab.errors import Problem
+from kvlab.own_extensions import extend, find_members
 from kvlab.spec import size_config as sizes
 from kvlab.spec import spec_model as spec
 from kvlab.spec import sweep_validation as rules
@@ -21,7 +22,6 @@ from kvlab.spec.overrides import SCALED_KEYS, apply_patch, find_scale_problems, 
 from kvlab.spec.search_config import SearchConfig
 from kvlab.spec.seeds_config import Seeds, StagedSeeds
 from kvlab.spec.staged_seeds import SeedsField
-from kvlab.spec.tuning_config import TuneConfig, find_tune_problems
 from kvlab.spec.validation_errors import FieldError, list_field_errors, raise_once
 from kvlab.spec.yaml_reader import YamlDocument
 
@@ -130,6 +130,7 @@ class SweepSource:
     scale: str = ""
 
 
+@extend("sweep")
 class Sweep(spec.SpecModel):
     """One question: a base experiment, factors with named levels, a design, seeds.
 
@@ -178,9 +179,6 @@ class Sweep(spec.SpecModel):
     """Set model.ffn_dim by cell, so that every cell has the baseline's parameters or training FLOPs
     a token within 0.5%. Several, as in [none, parameters], are a factor.
     Example: [none, parameters]"""
-    tune: TuneConfig | None = None
-    """Find each architecture's learning rate first.
-    Default: none. Example: {training.learning_rate: [0.001, 0.002, 0.004], seeds: [100, 101]}"""
     seeds: SeedsField = (0,)
     """A list; a count, as 3 for [0, 1, 2]; or how seeds are added in stages, where undecided.
     Example: [0, 1, 2]"""
@@ -235,7 +233,8 @@ class Sweep(spec.SpecModel):
         steps = (  # each relies on those before it
             rules.find_search_problems(self, SEARCH_FACTOR),
             chain(rules.find_name_problems(self), rules.find_unused_key_problems(self)),
-            chain(rules.find_match_problems(self), find_tune_problems(self)),
+            rules.find_match_problems(self),
+            chain(*(find(self) for find in find_members("sweep_problems").values())),
             rules.find_zip_problems(self),
             sizes.find_size_problems(self),
             find_claim_problems(self.decide, self.factors, self.baseline),

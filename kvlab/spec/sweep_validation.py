@@ -8,11 +8,10 @@ from typing import TYPE_CHECKING
 
 from kvlab.errors import Problem, SpecError
 from kvlab.humanize import suggest_name
-from kvlab.own_extensions import explain_missing, find_file_problems
+from kvlab.own_extensions import explain_missing, find_file_problems, find_members
 from kvlab.spec.designs import DESIGNS
 from kvlab.spec.size_config import MATCH_FACTOR
 from kvlab.spec.spec_model import Problems
-from kvlab.spec.tuning_config import TUNED_KEY, find_token_problem, is_tuned
 from kvlab.spec.validation_errors import FieldError, Path
 
 if TYPE_CHECKING:
@@ -166,8 +165,8 @@ def find_cell_problems(sweep: "Sweep") -> Iterator[Problem]:
         for field, message in problems:
             path: Path = tuple(int(key) if key.isdecimal() else key for key in field.split("."))
             yield sweep.locate(FieldError(path, f"{field}{message}"), cell.levels)
-        if sweep.tune is not None and is_tuned(cell):
-            yield from _find_tuning_problems(sweep, cell, sweep.tune.tokens)
+        for find in find_members("cell_problems").values():
+            yield from find(sweep, cell)
 
 
 def _find_file_problems(cell: "Cell") -> Problems:
@@ -214,19 +213,3 @@ def _find_source_problems(
     if own.model.n_embd != other.model.n_embd:
         rule = f"whose n_embd = {other.model.n_embd} is not {own.model.n_embd}, so no weight fits"
         yield field, f"{text}, {rule}; start from another cell"
-
-
-def _find_tuning_problems(sweep: "Sweep", cell: "Cell", tokens: int | None) -> Iterator[Problem]:
-    """Yield why the learning rate of a cell cannot be tuned."""
-    training, document = cell.experiment.training, sweep.source.document
-    for factor, level in cell.levels.items():
-        if TUNED_KEY in sweep.factors[factor][level]:
-            rate = f"{TUNED_KEY} = {training.learning_rate:g}"
-            text = f"{rate} is set by a level, and tune sets it; remove one"
-            yield document.problem(("factors", factor, level, TUNED_KEY), text)
-    if not training.steps:
-        text = f"training.tokens = {training.tokens} trains nothing, so no rate is better"
-        error = FieldError(("training", "tokens"), f"{text}; remove tune")
-        yield sweep.locate(error, cell.levels)
-    elif text := find_token_problem(tokens, cell.experiment):
-        yield document.problem(("tune", "tokens"), f"tune.tokens = {tokens} {text}")

@@ -135,7 +135,7 @@ _FORMS = {
         ("cells", _list[_CELL]),
         ("patches?", dict[Text, dict[Text, Object]]),
         ("rules? notes?", list[Text]),
-        ("decide? report? tuning? search? stages? size?", OptionalObject),
+        ("decide? report? search? stages? size?", OptionalObject),
         *((f"{name}?", OptionalObject) for name in name_members("sequential_tests")),
         ("reported_seeds?", list[list[int]]),
     ),

@@ -19,6 +19,7 @@ import contextlib
 import os
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -256,12 +257,18 @@ def _read_code(path: Path) -> list[str]:
 
 
 def list_cells(sweep: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """Return the cells of a sweep's description, first those in which settings were tuned.
+    """Return the cells of a sweep's description, first those in which settings were found.
 
     Args:
         sweep: The content of ``sweep.json``.
 
     Returns:
-        For each cell its levels and its trials by seed. A tuned setting is one more level.
+        For each cell its levels and its trials by seed. A setting is one more level.
     """
-    return [*(sweep.get("tuning") or {}).get("cells", ()), *sweep["cells"]]
+    return [*chain(*find_preparing_cells(sweep).values()), *sweep["cells"]]
+
+
+def find_preparing_cells(sweep: Mapping[str, Any]) -> dict[str, list[dict[str, Any]]]:
+    """Return the cells in which settings of the design were found, by the key that keeps them."""
+    kept = {key: one for key, one in sweep.items() if isinstance(one, dict)}
+    return {key: one["cells"] for key, one in kept.items() if "cells" in one}

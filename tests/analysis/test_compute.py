@@ -8,6 +8,7 @@ import pytest
 from kvlab.analysis.compute import measure_compute
 from kvlab.analysis.study import Study
 from kvlab.store.record_archive import extract_archive
+from tests.support.extensions import needs
 from tests.support.record_factory import Record
 
 TUNED = Path(__file__).parents[2] / "reports" / "reductions" / "record.tar.xz"
@@ -43,12 +44,15 @@ def test_steps_count_where_they_were_taken_and_hours_of_all_devices(
     assert found.hours == {device: pytest.approx(2 * seconds / 3600)}
 
 
+@needs("tuning")
 def test_tuning_is_a_part_of_the_whole_and_missed_where_it_is_gone(tmp_path):
     store = extract_archive(TUNED, tmp_path / "record")
-    total, tuning = measure_compute(Study.load(store, "reductions"))
+    total, parts = measure_compute(Study.load(store, "reductions"))
+    tuning = parts["tuning"]
     assert (tuning.trials, tuning.trainings, tuning.absent) == (33, 33, 0)
     for trial in store.sweep_trials("reductions")[:33]:  # those of the tuning come first
         shutil.rmtree(store.trial_directory(trial))
-    rest, gone = measure_compute(Study.load(store, "reductions"))
+    rest, parts = measure_compute(Study.load(store, "reductions"))
+    gone = parts["tuning"]
     assert (gone.trials, gone.absent, rest.trials) == (0, 33, total.trials - 33)
     assert rest.flops == total.flops - tuning.flops

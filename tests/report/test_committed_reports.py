@@ -10,7 +10,7 @@ from kvlab.report.markdown import render_markdown
 from kvlab.report.report_files import make_document, results_csv
 from kvlab.report.table_export import table_to_csv, table_to_latex
 from kvlab.store.record_archive import extract_archive
-from tests.support.extensions import skip_refused
+from tests.support.extensions import needs, skip_refused
 from tests.support.mlflow_contents import read_files
 
 REPORTS = Path(__file__).parents[2] / "reports"
@@ -19,7 +19,13 @@ SWEEPS = REPORTS.parent / "sweeps"
 NAMES = sorted(path.parent.name for path in REPORTS.glob("*/report.md"))
 
 
-@pytest.mark.parametrize("name", NAMES)
+SEEDS_WERE_ADDED = {"reductions": needs("looks")}
+"""After a report, which the section of looks says."""
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=SEEDS_WERE_ADDED.get(name, ())) for name in NAMES]
+)
 def test_texts_and_tables_are_those_of_the_record(tmp_path, name):
     """Without the figures and the page, which take most of the time."""
     skip_refused(SWEEPS / f"{name}.yaml")

@@ -12,7 +12,7 @@ from tests.report.full_record import FullRecord
 from tests.report.reading import load, markdown
 from tests.support.extensions import needs
 from tests.support.golden import check_golden
-from tests.support.record_factory import MatchedRecord, Record, TunedRecord
+from tests.support.record_factory import MatchedRecord, Record
 
 GOLDEN = Path(__file__).parent / "golden"
 SECTIONS = ("answer", "looks", "probes", "failures")
@@ -203,9 +203,6 @@ RECORDS = {
     "timed-unknown": (timed(None), TIMED_SECTIONS),
     "timed-apart": (timed(apart=True), TIMED_SECTIONS),
     "timed-devices": (timed(device="H200"), TIMED_SECTIONS),
-    "tuned": (TunedRecord(), ("tuned",)),
-    "tuned-shorter": (TunedRecord(tokens=4096), ("tuned",)),
-    "tuning": (TunedRecord(is_over=False), ("tuned",)),
     "matched": (MatchedRecord(), ("matched",)),
 }
 

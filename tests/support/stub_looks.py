@@ -51,8 +51,9 @@ class KnownRun(StubRun):
 
 
 def load_looks(folder, text=LOOKS):
-    if "looks:" in text and find_missing("looks"):
-        pytest.skip("without looks")
+    for key, extension in (("looks:", "looks"), ("tune:", "tuning")):
+        if key in text and find_missing(extension):
+            pytest.skip(f"without {extension}")
     return load_sweep(write_sweep(folder, text))
 
 

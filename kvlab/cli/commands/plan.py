@@ -7,7 +7,6 @@ from collections.abc import Iterator, Mapping
 from dataclasses import asdict
 from typing import Any
 
-from kvlab.analysis.tuning import Optimum, describe_optimum
 from kvlab.cli import shared_arguments as shared
 from kvlab.cli.terminal import format_table, print_result
 from kvlab.errors import StoreError, UsageError
@@ -15,7 +14,6 @@ from kvlab.humanize import format_bytes, format_count, format_duration, format_n
 from kvlab.layout.gpu_sharing import describe_sharing
 from kvlab.own_extensions import find_member, find_members
 from kvlab.spec.size_config import MAX_EXTRAPOLATION, count_size_parameters, describe_matching
-from kvlab.spec.tuning_config import TUNED_KEY
 from kvlab.store import Store
 from kvlab.sweep import Plan, PlannedTrial, Stage, plan_stage
 from kvlab.sweep.driver.retiming import announce_retiming, plan_retiming
@@ -62,14 +60,9 @@ def run(options: argparse.Namespace) -> None:
     facts |= {name: own for name, (own, _) in outlooks.items()}
     facts["retiming"] = retiming
     facts["code"] = asdict(code) | {"is_mixing": code.is_mixing}
-    tuned = []  # the rate that was found for each architecture
-    if "tuning" in stage.record and not stage.is_tuning:
-        for one in stage.record["tuning"]["architectures"]:
-            found = describe_optimum(Optimum(**one["optimum"]), one["recipe"])
-            tuned.append(f"Tuned for {_format_label(one['levels'])}: {TUNED_KEY} = {found}.")
     lines = [
         *_format_plan(planned),
-        *tuned,
+        *stage.found,
         *(line for _, own in outlooks.values() for line in own),
         *(_format_budget(costs) if costs else []),
         *([f"Timings: {retiming}."] if retiming else []),
@@ -150,7 +143,7 @@ def _format_plan(planned: Plan) -> Iterator[str]:
 
 def _format_trials(planned: Plan) -> str:
     sweep, trials = planned.sweep, planned.trials
-    factors = list(trials[0].levels)  # with the tuned setting, while it is tuned
+    factors = list(trials[0].levels)  # with a setting, while it is found
     has_width = sweep.match != ("none",)
     head = [*factors, "seed", "trial", *(["ffn_dim"] if has_width else [])]
     rows = [[*head, "parameters", "KV/token", "KV/block", "FLOPs", "state"]]

@@ -10,6 +10,7 @@ from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
+from itertools import chain
 from pathlib import Path
 from typing import Any, TextIO
 
@@ -25,8 +26,9 @@ from kvlab.humanize import format_count, format_duration
 from kvlab.own_extensions import find_member
 from kvlab.spec import DataConfig
 from kvlab.store import Store, provenance, verification
+from kvlab.store.store import find_preparing_cells
 from kvlab.sweep import Driver, Plan, PlannedTrial, Stage, Summary, plan_stage
-from kvlab.sweep.driver import driver_registry, preparation, retiming, retry_policy
+from kvlab.sweep.driver import driver_registry, preparation, retiming
 from kvlab.sweep.driver.driver import run_stages
 from kvlab.sweep.executors import DEFAULT_EXECUTOR, EXECUTORS, IDLE_EXECUTOR, make_executor
 from kvlab.sweep.executors.executor import Executor, RunTask
@@ -81,7 +83,7 @@ def _submit(options: argparse.Namespace) -> int:
     for damage in verification.heal(directory, stages.rebuild_description) or ():
         say(f"healed  {damage}")
     if options.retry_failed:
-        retry_policy.reopen_tuning(store, sweep.name)
+        stages.reopen_preparations(store, sweep.name)
     next_line = 0.0
 
     def print_slowly(line: str) -> None:
@@ -149,7 +151,7 @@ def _choose_code(
     review = code_review.review_code(stage, store, options.retry_failed)
     found, sweep = review.describe(), stage.plan.sweep
     if found and options.code == "rerun":
-        retry_policy.reopen_tuning(store, sweep.name, review.others)
+        stages.reopen_preparations(store, sweep.name, review.others)
         code_review.run_again(stage, review, store)
         say(f"code: {found}; they run again, and what is there is kept aside")
         return plan_stage(sweep, store)
@@ -195,7 +197,7 @@ class _SweepRun:
         self._origin = provenance.capture_origin(self._command, code)
         self._stop_flag = self.store.new_driver_stop_flag(self._sweep.name)
         self._last_plan = self.stage.plan
-        self._begun: set[bool] = set()  # tuning or not: kinds of stages that were run
+        self._begun: set[bool] = set()  # preparing or not: kinds of stages that were run
         self._say = self.display.print_line
         self._executor: Executor
 
@@ -242,13 +244,13 @@ class _SweepRun:
             is_forced = False
         finally:
             executor.close(force=is_forced)
-        # count the trials that found the rates of a design, too, as `kvlab status` does
-        tuning = store.sweep(name).get("tuning")
-        if not tuning or not tuning["is_over"]:
-            return summary
-        trials = {trial for cell in tuning["cells"] for trial in cell["trials"].values()}
-        tuned = Counter(filter(None, (planner.ended_status(store, trial) for trial in trials)))
-        return replace(summary, states=summary.states + tuned)
+        # count the trials that found settings of a design, too, as `kvlab status` does
+        cells = chain(*find_preparing_cells(store.sweep(name)).values())
+        trials = {trial for cell in cells for trial in cell["trials"].values()}
+        trials -= {one.trial.id for one in self._last_plan.trials}
+        states = Counter(summary.states)
+        states.update(filter(None, (planner.ended_status(store, trial) for trial in trials)))
+        return replace(summary, states=states)
 
     def _run_stage(self, stage: Stage) -> Summary:
         """Run one stage with a driver of its own.
@@ -261,9 +263,9 @@ class _SweepRun:
         if shares_gpus and sweep.search is not None:
             text = "resources.gpus = auto is measured before trials start, and a search finds its"
             raise UsageError(f"{text} trials as it goes; write a number, such as 0.5")
-        is_first = stage.is_tuning not in self._begun  # in later stages it failed just now
+        is_first = stage.is_preparing not in self._begun  # in later stages it failed just now
         retry_failed = self.options.retry_failed and is_first
-        self._begun.add(stage.is_tuning)
+        self._begun.add(stage.is_preparing)
         self._last_plan = planned
         if stage is not self.stage:
             display.begin_stage(planned, retry_failed=retry_failed)

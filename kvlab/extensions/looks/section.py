@@ -44,16 +44,14 @@ def _look_rows(study: Study, looks: LookTests) -> Iterator[doc.KeyedRow]:
     taken = {look.number: look for look in looks.taken}
     before: set[str] = set()
     for number, size in enumerate(looks.sizes, 1):
-        decided: doc.Value = doc.EMPTY_CELL
-        n_left: doc.Value = doc.EMPTY_CELL
-        n_futile: doc.Value = doc.EMPTY_CELL
+        shown: tuple[doc.Value, ...] = (doc.EMPTY_CELL,) * 3
         if number in taken:
             states = taken[number].states
             new = [name for name, s in states.items() if s.outcome and name not in before]
             before |= set(new)
             left = [state for state in states.values() if not state.outcome]
-            decided, n_left = ", ".join(new) or "nothing", len(left)
             n_futile = sum(not state.is_open for state in left) if size < maximum else 0
+            shown = (", ".join(new) or "nothing", len(left), n_futile)
         spent, bound = spent_alpha(size / maximum, alpha), bounds[number - 1]
         spent_cell = doc.cell(fmt.format_significant(spent, 2), spent)
         bound_cell = doc.cell(fmt.format_significant(bound, 3), bound)
@@ -62,9 +60,9 @@ def _look_rows(study: Study, looks: LookTests) -> Iterator[doc.KeyedRow]:
             ("seeds", size),
             ("error spent", spent_cell, "of the probability of any wrong claim, up to this look"),
             ("bound on |t|", bound_cell, "for the first claim that is found; lower for later ones"),
-            ("decided", decided),
-            ("undecided", n_left),
-            ("given up", n_futile, "of them: more seeds would hardly decide them"),
+            ("decided", shown[0]),
+            ("undecided", shown[1]),
+            ("given up", shown[2], "of them: more seeds would hardly decide them"),
         )
         yield entries, "", number not in taken
 
@@ -77,8 +75,7 @@ def _claim_rows(study: Study, looks: LookTests) -> Iterator[doc.KeyedRow]:
             if look.states[claim].sizes != sizes:
                 sizes = look.states[claim].sizes
                 factor, _, level = claim.partition("=")
-                key = study.change_key(((factor, level),))
-                yield _claim_entries(study, claim, look), key
+                yield _claim_entries(study, claim, look), study.change_key(((factor, level),))
 
 
 def _claim_entries(study: Study, claim: str, look: TakenLook) -> doc.Entries:

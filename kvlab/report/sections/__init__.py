@@ -61,7 +61,6 @@ SECTIONS: dict[str, SectionEntry] = {
     "benchmark-curves": SectionEntry(speed.report_benchmark_curves, False),
     "roofline": SectionEntry(speed.report_roofline, False),
     "design": SectionEntry(design.report_factors, False),
-    "tuned": SectionEntry(design.report_tuned_settings),
     "starts": SectionEntry(record.report_starting_weights, False),
     "failures": SectionEntry(record.report_failures, False),
     "provenance": SectionEntry(record.report_provenance, False),

@@ -1,16 +1,14 @@
-"""The design: what the sweep varies and can compare, matched sizes, and what was tuned."""
+"""The design: what the sweep varies and can compare, and matched sizes."""
 
-import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator
 from functools import partial
 from itertools import combinations
 from math import prod
-from typing import Any
 
 from kvlab.analysis.effects import Effect, estimate_main_effects
 from kvlab.analysis.study import Study
 from kvlab.analysis.trial_rows import Levels
-from kvlab.analysis.tuning import REASONS, Optimum, polish_losses, predict_loss, read_points
+from kvlab.own_extensions import find_members
 from kvlab.report import document as doc
 from kvlab.report import formatting as fmt
 from kvlab.report import table_columns as cols
@@ -18,9 +16,6 @@ from kvlab.report import texts
 from kvlab.report.record_warnings import list_confounds
 from kvlab.spec.designs import DESIGNS
 from kvlab.spec.size_config import MATCH_FACTOR, SIZES
-
-Architecture = Mapping[str, Any]
-"""A line of ``tuning.architectures`` in ``sweep.json``."""
 
 
 def report_factors(study: Study) -> doc.Section:
@@ -80,12 +75,8 @@ def _notes(study: Study) -> Iterator[tuple[doc.Span, ...]]:
         is_resized = any(mode in SIZES for mode in study.match_modes)
         yield texts.spans("changed parameters", changes=changes, is_resized=is_resized)
     if study.done_rows and not study.is_untrained:
-        tuning = study.sweep.get("tuning") or {}
-        optima = [entry["optimum"] or {} for entry in tuning.get("architectures", ())]
-        values = [one["value"] for one in optima if one.get("value")]
-        n_flagged = sum(bool(one.get("flag")) for one in optima)
-        fields = {"key": tuning.get("key"), "values": values, "n_flagged": n_flagged}
-        yield texts.spans("recipe", n=len(optima), **fields)
+        described = (describe(study) for describe in find_members("recipes").values())
+        yield next(filter(None, described), texts.spans("recipe"))
     yield from list_confounds(study)
 
 
@@ -212,135 +203,3 @@ def _mode_entries(study: Study, mode: str, effect: Effect) -> doc.Entries:
     interval = cols.simultaneous_column(metric, study.decide.alpha, hint)
     yield interval, cols.simultaneous_cell(metric, effect)
     yield "verdict", cols.verdict_cell(effect), "of the level at sizes matched so"
-
-
-# Tuned settings
-
-
-def report_tuned_settings(study: Study) -> doc.Section | None:
-    """List the rates of every architecture, and draw the losses that they follow from."""
-    tuning = study.sweep.get("tuning")
-    if not tuning:
-        return None
-    entries, key = tuning["architectures"], tuning["key"]
-    contents: list[doc.Content] = [texts.write("tuning", tuning=tuning)]
-    if warnings := tuple(_warn_of_tuning(study, tuning)):
-        contents.append(doc.Bullets(warnings))
-    rows = [
-        (_rate_entries(study, tuning, one), study.cell_key(_levels(study, one))) for one in entries
-    ]
-    contents.append(doc.make_table("tuned", "What was found for each architecture.", rows))
-    points = [(entry, *point) for entry in entries for point in _typical_losses(entry)]
-    rows = [
-        (_loss_entries(study, *point), study.cell_key(_levels(study, point[0]))) for point in points
-    ]
-    if any(losses for _, _, losses, _ in points):
-        contents.append(doc.make_table("tuned-losses", "Losses while tuning.", rows))
-        contents += _draw_losses(study, entries, key)
-    return doc.Section("Tuned settings", tuple(contents), is_appendix=True)
-
-
-def _warn_of_tuning(study: Study, tuning: Mapping[str, Any]) -> Iterator[tuple[doc.Span, ...]]:
-    if not tuning["is_over"]:
-        yield (doc.Strong("The tuning is not over:"), " the cells have no trials yet.")
-        return
-    if tuning["tokens"]:
-        yield texts.spans("tuned on fewer tokens", tokens=tuning["tokens"])
-    if len(tuning["seeds"]) < 3:
-        yield texts.spans("tuned at few seeds", n=len(tuning["seeds"]))
-    for entry in tuning["architectures"]:
-        if flag := entry["optimum"].get("flag"):
-            label = doc.Code(study.label(_levels(study, entry)))
-            yield label, f" has {REASONS[flag]}: it may do better elsewhere."
-
-
-def _levels(study: Study, entry: Architecture) -> Levels:
-    return tuple(entry["levels"][factor] for factor in study.factors)
-
-
-def _rate_entries(study: Study, tuning: Mapping[str, Any], entry: Architecture) -> doc.Entries:
-    grid = tuning["grid"]
-    step = (grid[-1] / grid[0]) ** (1 / (len(grid) - 1))
-    optimum = Optimum(**entry["optimum"]) if entry["optimum"] else Optimum(None)
-    yield "architecture", doc.cell(study.label(_levels(study, entry))), "the cell that was tuned"
-    yield "cells", len(entry["cells"]), "that take this value"
-    yield "recipe", doc.cell(f"{entry['recipe']:g}", entry["recipe"]), "the value of the experiment"
-    yield "tuned", cols.number_cell(optimum.value, "{:g}".format)
-    error = None if optimum.log_error is None else 100 * optimum.log_error
-    hint = "standard error of the tuned value over seeds"
-    yield "error (%)", cols.number_cell(error, "{:.1f}".format), hint
-    loss = cols.number_cell(optimum.loss, lambda loss: fmt.format_metric("loss", loss))
-    yield "loss (nats/token)", loss, "at the vertex; where there is none, the least measured"
-    for side, ratio in (("lower", 1 / step), ("higher", step)):
-        hint = (
-            f"change of the loss at {ratio:.2g} times the value, by the parabola through the three"
-            " values nearest to it; empty where nothing was tried"
-        )
-        change = doc.EMPTY_CELL
-        if optimum.value is not None and optimum.loss is not None:
-            predicted = predict_loss(read_points(entry), optimum.value * ratio)
-            if predicted is not None and math.isinf(predicted):
-                change = doc.Cell("diverged", None, "bad")
-            elif predicted is not None:
-                change = cols.difference_cell("loss", predicted - optimum.loss)
-        yield doc.Column(f"a step {side} (nats/token)", True, hint), change
-    reason = REASONS[optimum.flag] or ("vertex" if entry["optimum"] else "not over")
-    yield "why", reason
-
-
-def _typical_losses(entry: Architecture) -> list[tuple[float, list[float], float]]:
-    """Return values, their losses by seed and the typical loss; infinite where there is none."""
-    points = read_points(entry)
-    typical = polish_losses(points) or [math.inf] * len(points)
-    pairs = zip(points, typical, strict=True)
-    return [(point.value, list(point.losses.values()), loss) for point, loss in pairs]
-
-
-def _loss_entries(
-    study: Study, entry: Architecture, value: float, losses: Sequence[float], typical: float
-) -> doc.Entries:
-    yield "architecture", study.label(_levels(study, entry))
-    yield "value", doc.cell(f"{value:g}", value)
-    yield "seeds", len(losses), "of trials that have ended, diverged ones included"
-    if diverged := sum(map(math.isinf, losses)):
-        some = "" if diverged == len(losses) else f" at {diverged} of {len(losses)}"
-        loss = doc.Cell(f"diverged{some}", None, "bad", csv=(None, None))
-    elif math.isinf(typical):
-        loss = doc.EMPTY_CELL
-    else:
-        loss = cols.error_cell("loss", typical, cols.mean_and_spread(losses)[1])
-    hint = "one-shot: median over seeds as above, with the standard deviation over seeds"
-    yield cols.mean_column("loss (nats/token)", hint=hint), loss
-
-
-def _draw_losses(study: Study, entries: Sequence[Architecture], key: str) -> Iterator[doc.Figure]:
-    """Yield the figure of losses against the tuned value, the best of each marked."""
-    layers: list[doc.Points | doc.Line] = []
-    found = []
-    for number, entry in enumerate(entries[: len(doc.SERIES)]):
-        name, optimum = study.label(_levels(study, entry)), entry["optimum"] or {}
-        points = [
-            _loss_mark(study, entry, value, loss)
-            for value, _, loss in _typical_losses(entry)
-            if math.isfinite(loss)
-        ]
-        if points:
-            layers.append(doc.draw_series(number, name, points))
-        if points and optimum.get("value") and optimum["loss"] is not None:
-            mark = _loss_mark(study, entry, optimum["value"], optimum["loss"])
-            layers.append(doc.Points("", (mark,), doc.SERIES[number], "diamond"))
-        if optimum.get("value"):
-            found.append(f"{name} {optimum['value']:g}")
-    if not layers:
-        return
-    counts = {"n": len(entries), "most": len(doc.SERIES)}
-    caption = texts.fill("caption of tuning", key=key, **counts)
-    plot = doc.Plot(doc.Axis(key, "log"), doc.Axis("validation loss (nats/token)"), tuple(layers))
-    alt = f"{caption} {'; '.join(found) or 'The tuning is not over'}."
-    yield doc.Figure("tuned", caption, alt, plot)
-
-
-def _loss_mark(study: Study, entry: Architecture, value: float, loss: float) -> doc.Point:
-    levels = _levels(study, entry)
-    tip = (study.label(levels), f"{value:g}", f"loss {fmt.format_metric('loss', loss)}")
-    return doc.Point(value, loss, tip, study.cell_key(levels))

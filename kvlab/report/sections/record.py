@@ -39,12 +39,9 @@ def report_provenance(study: Study) -> doc.Section:
         ]
         n_trials = max(sum(values.values()) for values in counts.values())
         caption = f"What ran, over {format_count(n_trials, 'trial')}."
-        total, tuning = measure_compute(study)
-        spent, tuning_spent = _format_spent(total), tuning and _format_spent(tuning)
-        fields = {
-            "spent": spent, "total": total, "tuning": tuning, "tuning_spent": tuning_spent,
-            "compiled": format_duration(total.compile_seconds),
-        }  # fmt: skip
+        total, parts = measure_compute(study)
+        compiled = format_duration(total.compile_seconds)
+        fields = {"total": total, "parts": parts, "spend": _format_spent, "compiled": compiled}
         contents += [*list_warnings(study), texts.write("compute", **fields)]
         contents.append(doc.make_table("provenance", caption, rows))
     for title, key in (("The sweep", "yaml"), ("The base experiment", "experiment_yaml")):

@@ -6,12 +6,10 @@ changes where a step's memory goes, not its mathematics.
 
 import contextlib
 import re
-from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Any
 
-from kvlab.analysis.sequential import has_taken_tests
-from kvlab.errors import ResourceError, StoreError, UsageError, WorkerKilled
+from kvlab.errors import ResourceError, StoreError, WorkerKilled
 from kvlab.fs.atomic_files import read_regular
 from kvlab.layout.training_memory import microbatch_rows
 from kvlab.spec import Experiment
@@ -177,31 +175,6 @@ def forget_failure(store: Store, trial_id: str) -> EndedStatus | None:
         if fence is not None and store.status(trial_id) == "failed":
             store.archive_result(trial_id)
     return ended_status(store, trial_id)
-
-
-def reopen_tuning(store: Store, sweep: str, others: Collection[str] | None = None) -> None:
-    """Set the failures of tuning trials aside, and have the rates decided again.
-
-    Not after claims were tested: the error holds for the rates that they had. Nor while a driver
-    runs, which goes by the rates that were decided.
-
-    Args:
-        sweep: Name of a sweep, which may not have been submitted yet.
-        others: Trials that are to run again for another reason, instead of those that failed.
-    """
-    recorded: dict[str, Any] = {}
-    with contextlib.suppress(UsageError):
-        recorded = store.sweep(sweep)
-    tuning = recorded.get("tuning") or {}
-    trials = {trial for cell in tuning.get("cells", ()) for trial in cell["trials"].values()}
-    failed = {trial for trial in trials if store.status(trial) == "failed"}
-    again = failed if others is None else trials.intersection(others)
-    if not again or not tuning["is_over"] or has_taken_tests(recorded) or store.is_driven(sweep):
-        return
-    for trial in sorted(again):
-        forget_failure(store, trial)
-    stages = {**recorded["stages"], "number": 0}  # those that follow replace it
-    store.write_sweep({**recorded, "tuning": {**tuning, "is_over": False}, "stages": stages})
 
 
 def smaller_microbatch(experiment: Experiment) -> int | None:

@@ -7,6 +7,7 @@ that a plan knows which results an edit has left behind.
 import contextlib
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from itertools import chain
 from typing import Any
 
 from kvlab.analysis.sequential import has_taken_tests
@@ -16,6 +17,7 @@ from kvlab.fs.lock import Lock
 from kvlab.fs.sealed_files import set_aside
 from kvlab.humanize import format_count
 from kvlab.store import Store
+from kvlab.store.store import find_preparing_cells
 from kvlab.store.store_paths import POINTS_FOLDER
 from kvlab.sweep.planning.planner import Stage, begun_code, trials_to_run
 from kvlab.trial.code_identity import TrialCode, this_code
@@ -29,7 +31,7 @@ LOCK_SECONDS = 5.0
 
 @dataclass
 class CodeReview:
-    """The code of a sweep's trials, those that tuned it and those of a search included.
+    """The code of a sweep's trials, those that found settings and those of a search included.
 
     Attributes:
         ended: Trials that have an outcome.
@@ -109,8 +111,8 @@ def review_code(stage: Stage, store: Store, retry_failed: bool = False) -> CodeR
 
 
 def _list_unplanned(stage: Stage, store: Store) -> Iterator[tuple[str, str]]:
-    """Yield the trials that tuned the design, and those of suggestions with their trainings."""
-    for cell in (stage.record.get("tuning") or {}).get("cells", ()):
+    """Yield the trials that found settings, and those of suggestions with their trainings."""
+    for cell in chain(*find_preparing_cells(stage.record).values()):
         yield from ((trial, "") for trial in cell["trials"].values())
     if stage.plan.sweep.search is not None:
         for point in store.search_points(stage.plan.sweep.name).read():

@@ -210,6 +210,8 @@ class Stage:
             None for a sweep with one stage.
         record: Further keys of ``sweep.json``: what was decided before this stage, and why.
         lines: What was decided since the stage before, for people.
+        found: What all stages before it have found, in sentences.
+        is_preparing: Whether its trials find settings, and those of the design are not known yet.
     """
 
     plan: Plan
@@ -219,11 +221,8 @@ class Stage:
     declaration: Mapping[str, Any] | None = None
     record: Mapping[str, Any] = field(default_factory=dict)
     lines: tuple[str, ...] = ()
-
-    @property
-    def is_tuning(self) -> bool:
-        """Whether its trials find settings, and those of the design are not known yet."""
-        return "tuning" in self.record and not self.record["tuning"]["is_over"]
+    found: tuple[str, ...] = ()
+    is_preparing: bool = False
 
     def after(self, other: "Stage") -> "Stage":
         """Return this stage as one that follows ``other``, whose record and lines it keeps."""
@@ -233,6 +232,7 @@ class Stage:
             declaration={**(other.declaration or {}), **(self.declaration or {})},
             record={**other.record, **self.record},
             lines=(*other.lines, *self.lines),
+            found=other.found,
         )
 
 

@@ -20,6 +20,7 @@ from typing import Any, Protocol
 from kvlab.analysis.sequential import has_taken_tests
 from kvlab.errors import KvlabError, SpecError
 from kvlab.fs.atomic_files import MAX_JSON_BYTES, read_regular
+from kvlab.own_extensions import find_members
 from kvlab.spec import Sweep, load_sweep
 from kvlab.spec.seeds_config import StagedSeeds
 from kvlab.spec.sweep import Cell
@@ -28,26 +29,58 @@ from kvlab.store import Store
 from kvlab.store.store import list_cells
 from kvlab.sweep.planning.planner import Plan, Stage, SweepPlanner, describe_stage
 from kvlab.sweep.planning.texts import IdentifyDataset, find_text
-from kvlab.sweep.planning.tuning import TuningPlanner
 from kvlab.trial.known_extensions import trust_known
 
 
 class StagePlanner(Protocol):
-    """Plan the stages that add seeds to cells: what `StagedSeeds.planner` names."""
+    """Plan stages. `StagedSeeds.planner` names one that adds seeds to cells.
 
-    def __init__(self, planner: SweepPlanner, cells: Sequence[Cell]): ...
+    It is made from a `SweepPlanner` and the cells.
+    """
 
     def plan(self) -> Stage:
         """Return the stage that the record asks for, with what ``sweep.json`` keeps of it."""
 
     def plan_most(self) -> Plan:
-        """Return the trials of all stages, if they become as many as they may."""
+        """Return the trials of all stages, after `plan`, if they become as many as they may."""
 
 
 def _find_seed_planner(planner: SweepPlanner, cells: Sequence[Cell]) -> StagePlanner | None:
     """Return what adds seeds to the cells of a sweep; None if they have all from the start."""
     seeds = planner.sweep.seeds
     return resolve_name(seeds.planner)(planner, cells) if isinstance(seeds, StagedSeeds) else None
+
+
+class Preparation(StagePlanner, Protocol):
+    """Plan the stages that find settings of cells: of table ``preparations``, by a sweep's key.
+
+    It is made from a `SweepPlanner`. The last stage is not ``is_preparing``.
+    """
+
+    def cells(self) -> tuple[Cell, ...]:
+        """Return the cells of the design with what was found so far, after `plan`."""
+
+    @staticmethod
+    def reopen(store: Store, sweep: str, others: Collection[str] | None = None) -> None:
+        """Set results of a sweep aside, which may not have been submitted, to find settings anew.
+
+        Args:
+            others: Trials that are to run again; None for those that failed.
+        """
+
+
+def _find_preparation(planner: SweepPlanner) -> tuple[str, Preparation | None]:
+    """Return the key of a sweep that asks for settings, and what finds them; None if none does."""
+    for key, make in find_members("preparations").items():
+        if getattr(planner.sweep, key) is not None:
+            return key, make(planner)
+    return "", None
+
+
+def reopen_preparations(store: Store, sweep: str, others: Collection[str] | None = None) -> None:
+    """Find settings of a sweep anew; see `Preparation.reopen`."""
+    for one in find_members("preparations").values():
+        one.reopen(store, sweep, others)
 
 
 def plan_stage(
@@ -71,29 +104,29 @@ def plan_stage(
         StoreError: The record is damaged.
     """
     planner = SweepPlanner(sweep, store, identify, provisional)
-    cells, tuned = sweep.cells(), None
-    if sweep.tune is not None:
-        tuning = TuningPlanner(planner)
-        tuned = tuning.plan()
-        if tuned.is_tuning:
-            if not tuned.plan.absent:
-                _check_no_test_was_taken(planner, "tune")
-            return tuned
-        cells = tuning.tuned_cells()
+    cells, prepared = sweep.cells(), None
+    key, preparation = _find_preparation(planner)
+    if preparation is not None:
+        prepared = preparation.plan()
+        if prepared.is_preparing:
+            if not prepared.plan.absent:
+                _check_no_test_was_taken(planner, key)
+            return prepared
+        cells = preparation.cells()
     if (adding := _find_seed_planner(planner, cells)) is not None:
         stage = adding.plan()
     else:
         _check_no_test_was_taken(planner, "seeds")
-        stage = Stage(planner.plan(cells), "design" if tuned else "")
-    return stage if tuned is None else stage.after(tuned)
+        stage = Stage(planner.plan(cells), "design" if prepared else "")
+    return stage if prepared is None else stage.after(prepared)
 
 
 def plan_at_least(stage: Stage, planner: SweepPlanner) -> Plan:
-    """Plan the least that a sweep still needs: a stage's trials, and the design if it is tuned.
+    """Plan the least that a sweep still needs: a stage's trials, and the design that it prepares.
 
-    The design's trials have the rates of the recipe while their own are not known.
+    The design's trials have the settings of the experiment while their own are not known.
     """
-    if not stage.is_tuning:
+    if not stage.is_preparing:
         return stage.plan
     planner, cells = replace(planner, store=None), planner.sweep.cells()
     adding = _find_seed_planner(planner, cells)
@@ -107,14 +140,12 @@ def plan_at_most(planner: SweepPlanner) -> Plan | None:
     Returns:
         None if no stage depends on how trials end, so that the plan of `plan_stage` is all.
     """
-    sweep = planner.sweep
-    cells, rounds = sweep.cells(), None
-    if sweep.tune is not None:
-        tuning = TuningPlanner(planner)
-        if tuning.plan().is_tuning:
-            rounds = tuning.plan_most()
+    cells, rounds = planner.sweep.cells(), None
+    if (preparation := _find_preparation(planner)[1]) is not None:
+        if preparation.plan().is_preparing:
+            rounds = preparation.plan_most()
             planner = replace(planner, store=None)
-        cells = tuning.tuned_cells()
+        cells = preparation.cells()
     if (adding := _find_seed_planner(planner, cells)) is not None:
         design = adding.plan_most()
     elif rounds is None:

@@ -1,12 +1,9 @@
 """Looks on the command line: what a plan costs at least and at most, and where a sweep is."""
 
 import json
-from pathlib import Path
 
 import pytest
 
-from kvlab.data.dataset_preparation import prepare_dataset
-from kvlab.spec import load_experiment
 from tests.support.stub_looks import KnownRun
 from tests.support.tiny_sweep import SWEEP, run_kvlab, tiny_sweep_folder
 
@@ -43,20 +40,3 @@ def test_a_plan_shows_the_least_and_the_most_and_submit_what_each_look_decides()
     assert "8 done, 0 failed" in text
     assert "stage: all looks taken" in run_kvlab("status", "s")[1]
     assert "All looks taken: nothing more is to be decided." in run_kvlab("plan", "s.yaml")[1]
-
-
-def test_a_failed_tuning_trial_fails_the_sweep_until_it_is_retried(script):
-    tune = "tune: {training.learning_rate: [1e-3, 2e-3, 4e-3], seeds: [100]}\n"
-    Path("s.yaml").write_text(f"{SWEEP}seeds: [0]\n{tune}")
-    prepare_dataset(load_experiment("e.yaml").data)  # the ids are known from then on
-    bad = json.loads(run_kvlab("plan", "s.yaml", "--json")[1])["trials"][0]["trial"]
-    script[bad, "measure", 0] = "bug"
-    code, text, _ = run_kvlab(*SUBMIT)
-    assert (code, "1 failed" in text, f"  {bad}  bug" in text) == (1, True, True)
-    assert text.count("; 1 tuning trial failed") == 1
-    assert "1 failed" in run_kvlab("status", "s")[1]
-    assert run_kvlab(*SUBMIT)[0] == 1, "nothing new has run, and the failure is still there"
-    script.clear()
-    code, text, error = run_kvlab(*SUBMIT, "--retry-failed")
-    assert (code, "s, tuning 1" in text, ", 0 failed" in text) == (0, True, True), error
-    assert "failed" not in run_kvlab("status", "s")[1]

@@ -6,6 +6,7 @@ from kvlab.errors import SpecError
 from kvlab.store import Store
 from kvlab.sweep.planning.planner import SweepPlanner
 from kvlab.sweep.planning.stages import plan_at_most, plan_stage
+from tests.support.extensions import needs
 from tests.support.stub_looks import LOOKS, drive_looks, load_looks, read_decisions
 from tests.support.stub_trials import identify
 
@@ -79,8 +80,11 @@ def test_failed_trials_that_are_run_again_make_one_more_look(driven, tmp_path, s
         ("[3, 5, 7]", "[3, 5, 9]", "s.yaml:11:16: seeds.looks = [3, 5, 9] was [3, 5, 7]"),
         ("n_kv_head: 1", "n_kv_head: 1, model.n_embd: 16", "compute something else than at the"),
         ("{looks: [3, 5, 7]}", "[0, 1, 2]", "s.yaml:11:8: seeds was another when claims were tested, and the error holds"),
-        ("seeds:", "tune: {training.learning_rate: [1e-3, 2e-3, 4e-3], seeds: [100]}\nseeds:",
-         "s.yaml:11:7: tune was another when claims were tested, and the error holds"),
+        pytest.param(
+            "seeds:", "tune: {training.learning_rate: [1e-3, 2e-3, 4e-3], seeds: [100]}\nseeds:",
+            "s.yaml:11:7: tune was another when claims were tested, and the error holds",
+            marks=needs("tuning"),
+        ),
     ],
 )  # fmt: skip
 def test_a_changed_declaration_is_refused_after_the_first_look(driven, old, new, message):

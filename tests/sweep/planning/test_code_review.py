@@ -9,14 +9,14 @@ from kvlab.store import Store
 from kvlab.store.provenance import Origin
 from kvlab.sweep import Driver
 from kvlab.sweep.driver.driver_registry import join_sweep
-from kvlab.sweep.driver.retry_policy import reopen_tuning
 from kvlab.sweep.executors.inline import InlineExecutor
 from kvlab.sweep.planning.code_review import review_code, run_again
 from kvlab.sweep.planning.planner import describe_stage
-from kvlab.sweep.planning.stages import plan_stage
+from kvlab.sweep.planning.stages import plan_stage, reopen_preparations
 from kvlab.trial.code_identity import this_code
 from kvlab.trial.run import run_task
 from tests.support.code_versions import running_code
+from tests.support.extensions import needs
 from tests.support.stub_looks import TUNED, SurfaceRun, drive_looks, load_looks
 from tests.support.stub_search import SEARCH, history, searching
 from tests.support.stub_trials import SWEEP, StubRun, drive, identify, read_numbers, write_sweep
@@ -178,6 +178,7 @@ def test_a_look_that_was_taken_is_not_taken_with_other_code(tmp_path, store):
             run_again(stage, review_code(stage, store), store)
 
 
+@needs("tuning")
 def test_rates_are_found_again_by_this_code(tmp_path, store, monkeypatch):
     def tune():
         sweep = load_sweep(write_sweep(tmp_path, TUNED))
@@ -191,11 +192,11 @@ def test_rates_are_found_again_by_this_code(tmp_path, store, monkeypatch):
         assert tuning < set(found.others)
         with monkeypatch.context() as patch:
             patch.setattr(Store, "status", lambda *_: "failed")
-            reopen_tuning(store, "s", [])  # of others alone, which --code rerun asks for
+            reopen_preparations(store, "s", [])  # of others alone, which --code rerun asks for
             assert store.sweep("s")["tuning"]["is_over"]
-        reopen_tuning(store, "s", found.others)
+        reopen_preparations(store, "s", found.others)
         run_again(stage, found, store)
-        assert next_stage(tmp_path, store, TUNED).is_tuning
+        assert next_stage(tmp_path, store, TUNED).is_preparing
         tune()
         assert codes(store) == {("t2", "m1")}
 

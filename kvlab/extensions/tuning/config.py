@@ -4,16 +4,18 @@ A recipe that was tuned for the baseline flatters it. Best rates differ by archi
 with depth and width (Yang et al. 2022, arXiv 2203.03466), so each one gets its own.
 """
 
+from collections.abc import Iterator
 from itertools import pairwise
 from typing import TYPE_CHECKING, Annotated
 
 from pydantic import AfterValidator, Field, ValidationError
 
+from kvlab.errors import Problem
 from kvlab.spec import spec_model as spec
 from kvlab.spec.experiment import Experiment
 from kvlab.spec.seeds_config import Seed
 from kvlab.spec.training_config import TrainingConfig
-from kvlab.spec.validation_errors import list_field_errors
+from kvlab.spec.validation_errors import FieldError, list_field_errors
 
 if TYPE_CHECKING:
     from kvlab.spec.sweep import Cell, Sweep
@@ -36,7 +38,7 @@ class TuneConfig(spec.SpecModel):
     """`tune`: train every architecture at each rate, and use the best.
 
     The best rate is the vertex of a parabola in the logarithm of the rate; see
-    `kvlab.analysis.tuning`. Cells that differ in serving alone share it.
+    `kvlab.extensions.tuning.optimum`. Cells that differ in serving alone share it.
     """
 
     learning_rates: Rates = Field(alias=TUNED_KEY)
@@ -53,14 +55,23 @@ class TuneConfig(spec.SpecModel):
     Example: [position]"""
 
 
-def find_tune_problems(sweep: "Sweep") -> spec.Problems:
+class TuneFields(spec.SpecModel):
+    """What a sweep gets."""
+
+    tune: TuneConfig | None = None
+    """Find each architecture's learning rate first.
+    Default: none. Example: {training.learning_rate: [0.001, 0.002, 0.004], seeds: [100, 101]}"""
+
+
+def find_sweep_problems(sweep: "Sweep") -> spec.Problems:
     """Yield what `tune` and other keys of a sweep cannot mean together."""
-    if sweep.tune is None:
+    tune = TuneFields.of(sweep).tune
+    if tune is None:
         return
-    if shared := sorted(set(sweep.tune.seeds) & set(sweep.all_seeds)):
+    if shared := sorted(set(tune.seeds) & set(sweep.all_seeds)):
         text = f"has {', '.join(map(str, shared))} in common with the seeds of the cells, which"
         yield "tune.seeds", f"{text} would then be compared where they were tuned; use others"
-    for factor in sweep.tune.share:
+    for factor in tune.share:
         if factor not in sweep.factors:
             text = f"names {factor}, which is not a factor; use {', '.join(sweep.factors)}"
             yield "tune.share", text
@@ -84,7 +95,26 @@ def with_learning_rate(
     return experiment.model_copy(update={"training": TrainingConfig.model_validate(data)})
 
 
-def find_token_problem(tokens: int | None, experiment: Experiment) -> str:
+def find_cell_problems(sweep: "Sweep", cell: "Cell") -> Iterator[Problem]:
+    """Yield why the learning rate of a cell cannot be tuned."""
+    tune, training = TuneFields.of(sweep).tune, cell.experiment.training
+    if tune is None or not is_tuned(cell):
+        return
+    document = sweep.source.document
+    for factor, level in cell.levels.items():
+        if TUNED_KEY in sweep.factors[factor][level]:
+            rate = f"{TUNED_KEY} = {training.learning_rate:g}"
+            text = f"{rate} is set by a level, and tune sets it; remove one"
+            yield document.problem(("factors", factor, level, TUNED_KEY), text)
+    if not training.steps:
+        text = f"training.tokens = {training.tokens} trains nothing, so no rate is better"
+        error = FieldError(("training", "tokens"), f"{text}; remove tune")
+        yield sweep.locate(error, cell.levels)
+    elif text := _find_token_problem(tune.tokens, cell.experiment):
+        yield document.problem(("tune", "tokens"), f"tune.tokens = {tune.tokens} {text}")
+
+
+def _find_token_problem(tokens: int | None, experiment: Experiment) -> str:
     """Return why a cell cannot be tuned with these tokens; empty if it can."""
     training = experiment.training
     if tokens is None:

@@ -9,17 +9,28 @@ import contextlib
 import hashlib
 import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
+from typing import Any
 
-from kvlab.analysis import tuning
-from kvlab.analysis.tuning import Optimum, TunedPoint
+from kvlab.analysis.sequential import has_taken_tests
+from kvlab.errors import UsageError
+from kvlab.extensions.tuning import optimum as tuning
+from kvlab.extensions.tuning.config import (
+    TUNED_KEY,
+    TuneConfig,
+    TuneFields,
+    is_tuned,
+    with_learning_rate,
+)
+from kvlab.extensions.tuning.optimum import Optimum, TunedPoint
 from kvlab.humanize import format_count
 from kvlab.spec import Experiment, ServingConfig
 from kvlab.spec.benchmark_config import BenchmarkConfig
 from kvlab.spec.evaluation_config import EvaluationConfig
 from kvlab.spec.sweep import Cell
-from kvlab.spec.tuning_config import TUNED_KEY, TuneConfig, is_tuned, with_learning_rate
+from kvlab.store import Store
+from kvlab.sweep.driver.retry_policy import forget_failure
 from kvlab.sweep.planning.planner import Plan, PlannedCell, Stage, SweepPlanner
 
 
@@ -43,9 +54,16 @@ class Architecture:
         """The rate of the recipe."""
         return self.tuned_cell.experiment.training.learning_rate
 
+    @property
+    def decision(self) -> str:
+        """What was found, in words."""
+        assert self.optimum is not None, "the tuning is over"
+        found = tuning.describe_optimum(self.optimum, self.recipe)
+        return f"{self.tuned_cell.label}: {TUNED_KEY} = {found}"
+
 
 class TuningPlanner:
-    """Plan the rounds of a sweep's tuning; see `kvlab.sweep.planning.stages`.
+    """Plan the rounds of a sweep's tuning: a `kvlab.sweep.planning.stages.Preparation`.
 
     What ``sweep.json`` has decided for the same trials stays decided, also if one of them is gone
     or has another result now.
@@ -55,9 +73,10 @@ class TuningPlanner:
     """
 
     def __init__(self, planner: SweepPlanner):
-        assert planner.sweep.tune is not None, "only a sweep with tune is tuned"
+        tune = TuneFields.of(planner.sweep).tune
+        assert tune is not None, "only a sweep with tune is tuned"
         self._planner, self._sweep, self._store = planner, planner.sweep, planner.store
-        self._tune: TuneConfig = planner.sweep.tune
+        self._tune: TuneConfig = tune
         groups: dict[str, list[Cell]] = {}
         tuned: dict[tuple[str, ...], Cell] = {}
         for cell in filter(is_tuned, self._sweep.cells()):
@@ -85,7 +104,7 @@ class TuningPlanner:
             own += [own[-1] * 2.0 ** (n + 1) for n in range(most - len(own))]
         return self._plan_rates(rates)
 
-    def tuned_cells(self) -> tuple[Cell, ...]:
+    def cells(self) -> tuple[Cell, ...]:
         """Return the cells of the design, each with the rate of its architecture, after `plan`."""
         tuned: dict[int, Cell] = {}
         for one in self.architectures:
@@ -110,45 +129,41 @@ class TuningPlanner:
                     replace(one, optimum=tuning.find_optimum(one.points))
                     for one in self.architectures
                 )
-                lines = tuple(map(self._describe_decision, self.architectures))
-                return self._make_stage(planned, number, lines, is_over=True)
+                lines = tuple(one.decision + self._count_failed(one) for one in self.architectures)
+                return self._make_stage(planned, number, lines)
             new = list(zip(self.architectures, rates, proposals, strict=True))
             lines = tuple(_describe_proposal(one, rate) for one, _, rate in new if rate is not None)
             rates = [own if rate is None else tuple(sorted((*own, rate))) for _, own, rate in new]
         cells = tuple(PlannedCell(cell.levels, {}, cell.off) for cell in self._sweep.cells())
-        stage = self._make_stage(planned, number, lines, is_over=False)
+        stage = self._make_stage(planned, number, lines)
         return replace(stage, plan=replace(planned, cells=cells))
 
-    def _describe_decision(self, one: Architecture) -> str:
-        assert one.optimum is not None, "the tuning is over"
+    def _count_failed(self, one: Architecture) -> str:
         failed = sum(len(self._tune.seeds) - len(point.losses) for point in one.points)
-        note = f"; {format_count(failed, 'tuning trial')} failed" if failed else ""
-        found = tuning.describe_optimum(one.optimum, one.recipe)
-        return f"{one.tuned_cell.label}: {TUNED_KEY} = {found}{note}"
+        return f"; {format_count(failed, 'tuning trial')} failed" if failed else ""
 
     def _restore(self) -> Stage | None:
         """Return the end of the tuning as ``sweep.json`` has it; None if it has not, or another."""
-        recorded = self._planner.read_record().get("tuning") or {}
-        if not recorded.get("is_over"):
-            return None
+        recorded: Any = self._planner.read_record().get("tuning")
         untuned = self.architectures
-        with contextlib.suppress(KeyError, TypeError, ValueError):  # of another sweep
+        with contextlib.suppress(LookupError, TypeError, ValueError):  # of another sweep
+            if not recorded["is_over"]:
+                return None
             self.architectures = tuple(
                 replace(one, points=tuning.read_points(entry), optimum=Optimum(**entry["optimum"]))
                 for one, entry in zip(untuned, recorded["architectures"], strict=True)
             )
             rates = [[point.value for point in one.points] for one in self.architectures]
             rounds = max(map(len, rates)) - len(self._tune.learning_rates) + 1
-            stage = self._make_stage(self._plan_rates(rates), rounds, (), is_over=True)
+            stage = self._make_stage(self._plan_rates(rates), rounds)
             if json.loads(json.dumps(stage.record["tuning"])) == recorded:
                 return stage
         self.architectures = untuned
         return None
 
-    def _make_stage(
-        self, planned: Plan, number: int, lines: tuple[str, ...], *, is_over: bool
-    ) -> Stage:
+    def _make_stage(self, planned: Plan, number: int, lines: tuple[str, ...] = ()) -> Stage:
         """Return a round as a stage: what it shares with those after it, and what is recorded."""
+        is_over = all(one.optimum is not None for one in self.architectures)
         cells = [
             [cell.levels, _recipe_key(cell.experiment), cell.experiment.serving.identity()]
             for cell in self._sweep.cells()
@@ -174,8 +189,30 @@ class TuningPlanner:
             "architectures": architectures,
             "cells": [replace(cell, off=frozenset()).to_json() for cell in planned.cells],
         }
-        kept = {"tune": declared}, {"tuning": record}
-        return Stage(planned, f"tuning {number}", number, False, *kept, lines)
+        found = tuple(f"Tuned for {one.decision}." for one in self.architectures if is_over)
+        kept = {"tune": declared}, {"tuning": record}, lines, found, not is_over
+        return Stage(planned, f"tuning {number}", number, False, *kept)
+
+    @staticmethod
+    def reopen(store: Store, sweep: str, others: Collection[str] | None = None) -> None:
+        """Set the failures of tuning trials aside, and have the rates decided again.
+
+        Not after claims were tested: the error holds for the rates that they had. Nor while a
+        driver runs, which goes by the rates that were decided.
+        """
+        with contextlib.suppress(UsageError, KeyError):  # not submitted yet, or not tuned
+            recorded = store.sweep(sweep)
+            tuned = recorded["tuning"]
+            trials = {trial for cell in tuned["cells"] for trial in cell["trials"].values()}
+            failed = {trial for trial in trials if store.status(trial) == "failed"}
+            again = failed if others is None else trials.intersection(others)
+            is_final = has_taken_tests(recorded) or store.is_driven(sweep)
+            if again and tuned["is_over"] and not is_final:
+                for trial in sorted(again):
+                    forget_failure(store, trial)
+                stages = {**recorded["stages"], "number": 0}  # those that follow replace it
+                tuned = {**tuned, "is_over": False}
+                store.write_sweep({**recorded, "tuning": tuned, "stages": stages})
 
     def _plan_rates(self, rates: Sequence[Sequence[float]]) -> Plan:
         both = zip(self.architectures, rates, strict=True)

@@ -8,8 +8,8 @@ from functools import partial
 import numpy as np
 import pytest
 
-from kvlab.analysis import tuning
-from kvlab.analysis.tuning import (
+from kvlab.extensions.tuning import optimum as tuning
+from kvlab.extensions.tuning.optimum import (
     MAX_ADDED,
     TunedPoint,
     find_optimum,
