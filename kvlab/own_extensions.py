@@ -42,6 +42,7 @@ TABLE: dict[str, tuple[str, ...]] = {
     "findings": ("command: findings",),
     "fineweb_edu": ("data.subset", *(f"data.source: fineweb-edu-{k}" for k in _FINEWEB_EDU)),
     "gc": ("command: gc",),
+    "generate": ("command: generate",),
     "int8_training": ("training.int8",),
     "kivi": ("kv_residual", *(f"kv_dtype{k}: kivi{n}" for k in ("", ".k", ".v") for n in (4, 2))),
     "kv_routing": ("training.kv_routing",),

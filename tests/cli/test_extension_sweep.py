@@ -13,6 +13,7 @@ from kvlab.spec import extension_files
 from kvlab.store import Store
 from kvlab.store.verification import heal
 from kvlab.sweep.planning.stages import rebuild_description
+from tests.support.extensions import needs
 from tests.support.tiny_sweep import EXPERIMENT, run_kvlab, tiny_sweep_folder
 
 EXAMPLES = Path(__file__).parents[2] / "docs" / "extend"
@@ -59,6 +60,7 @@ def test_every_result_has_the_text_and_its_bytes(folder):
     assert sizes["separate", "MG"] == sizes["separate", "G"] / 2 + 2 * 4 * 4  # a state of 2 heads
 
 
+@needs("generate")
 def test_a_report_runs_no_code_and_a_model_runs_what_was_run_here_before(folder, monkeypatch):
     trial = next((folder / "runs" / "trials").iterdir()).name
     monkeypatch.setattr(extension_files, "_loaded", {})

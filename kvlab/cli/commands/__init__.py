@@ -18,7 +18,6 @@ COMMANDS: dict[str, str] = {
     "report": "write the report of a sweep again",
     "ui": "browse the results in MLflow",
     "sync": "bring MLflow up to date with the store",
-    "generate": "continue a text with a trained model",
     "verify": "check every file of the record, and move aside what is damaged",
     "init": "make a folder with commented example specs",
 }

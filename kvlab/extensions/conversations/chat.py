@@ -10,7 +10,6 @@ from types import FrameType
 from typing import Any
 
 from kvlab.cli import shared_arguments as shared
-from kvlab.cli.commands.generate import TextInterface, parse_token_ids
 from kvlab.errors import UsageError
 from kvlab.humanize import format_bytes, format_count
 
@@ -41,9 +40,7 @@ def check(options: argparse.Namespace) -> None:
         raise UsageError(f"--new-tokens {options.new_tokens} is no reply; use 1 or more")
 
 
-def run(
-    options: argparse.Namespace, text: TextInterface, model: Any, serving: Any, sampling: Any
-) -> None:
+def run(options: argparse.Namespace, text: Any, model: Any, serving: Any, sampling: Any) -> None:
     Chat(options, text, model, serving, sampling).run()
 
 
@@ -51,9 +48,8 @@ class Chat:
     """A conversation on standard input and output."""
 
     def __init__(
-        self, options: argparse.Namespace, text: TextInterface, model: Any, serving: Any,
-        sampling: Any,
-    ):  # fmt: skip
+        self, options: argparse.Namespace, text: Any, model: Any, serving: Any, sampling: Any
+    ):
         from kvlab.extensions.conversations.prefix_cache import PrefixCache
         from kvlab.extensions.conversations.turns import Conversation
 
@@ -102,7 +98,7 @@ class Chat:
 
     def _reply(self, line: str) -> None:
         tokenizer, before = self._text.tokenizer, len(self._conversation.tokens)
-        new = tokenizer.encode(line + "\n") if tokenizer else parse_token_ids(line)
+        new = self._text.encode(line + "\n" if tokenizer else line)
         reply = self._conversation.reply(new, self._options.new_tokens, self._text.stop)
         separator = ""
         try:

@@ -3,7 +3,7 @@
 import pytest
 
 from kvlab.spec import ModelConfig
-from tests.cli.test_models import SHAPE, model, trial  # noqa: F401
+from tests.support.generated import SHAPE, model, trial  # noqa: F401
 from tests.support.trained_trial import make_random_model
 
 

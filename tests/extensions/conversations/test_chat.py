@@ -9,8 +9,10 @@ from kvlab.cli.main import main
 from kvlab.humanize import sanitize_text
 from kvlab.model import GPT
 from kvlab.model.generate import generate, sample
-from tests.cli.test_models import BYTES
 from tests.support.extensions import needs
+from tests.support.generated import BYTES
+
+pytestmark = needs("generate")
 
 
 def chat(monkeypatch, capsys, target, lines, *words, presses=()):

@@ -9,7 +9,8 @@ from kvlab.cli.main import main
 from kvlab.model import GPT
 from kvlab.model.generate import generate
 from kvlab.spec import ModelConfig
-from tests.cli.test_models import SHAPE, rows, run
+from tests.support.extensions import needs
+from tests.support.generated import SHAPE, rows, run
 from tests.support.trained_trial import make_random_model, write_trained_trial
 
 COMMON = {"vocab_size": 257, "block_size": 64, "n_layer": 2, "n_head": 4, "n_embd": 32}
@@ -48,6 +49,7 @@ def checkpoint(tmp_path, monkeypatch):
     return str(tmp_path / "weights")
 
 
+@needs("generate")
 def test_a_checkpoint_folder_takes_ids(checkpoint, capsys):
     model = GPT.from_pretrained(checkpoint).eval()
     words = (checkpoint, "--prompt-ids", "3,1,4", "--prompt-ids", "1", "--new-tokens", "9")

@@ -115,17 +115,20 @@ class TextInterface:
         if options.prompt and self.tokenizer is None:
             raise UsageError(f"{options.target} has a tokenizer of its own; use --prompt-ids")
         if self.tokenizer is not None:
-            self.prompts += [self.tokenizer.encode(text) for text in options.prompt]
+            self.prompts += map(self.encode, options.prompt)
         if not all(self.prompts) or (needs_prompt and not self.prompts):
             raise UsageError("a prompt is empty; give --prompt TEXT or --prompt-ids 1,2,3")
         self.stop = {self.tokenizer.end_of_text} if self.tokenizer else set()
         for text in options.stop:
-            ids = self.tokenizer.encode(text) if self.tokenizer else parse_token_ids(text)
+            ids = self.encode(text)
             if len(ids) != 1:
                 raise UsageError(f"--stop {text!r} is {len(ids)} tokens; give one of exactly one")
             self.stop |= set(ids)
         self._pending: list[int] = []
         self._has_begun = False
+
+    def encode(self, text: str) -> list[int]:
+        return self.tokenizer.encode(text) if self.tokenizer else parse_token_ids(text)
 
     def decode(self, ids: list[int]) -> str:
         return self.tokenizer.decode(ids) if self.tokenizer else ",".join(map(str, ids))

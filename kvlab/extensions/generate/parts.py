@@ -1,0 +1,9 @@
+"""What `kvlab generate` adds to kvlab: the command."""
+
+from kvlab.own_extensions import CommandPart, Parts
+
+_MODULE = "kvlab.extensions.generate.command"
+
+PARTS = Parts(
+    commands=(CommandPart("generate", "sync", "continue a text with a trained model", _MODULE),)
+)
