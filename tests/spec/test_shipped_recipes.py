@@ -7,7 +7,9 @@ import pytest
 
 from kvlab.layout import parameter_count
 from kvlab.spec import load_experiment
+from tests.support.extensions import needs
 
+pytestmark = needs("fineweb_edu")
 FOLDER = Path(__file__).parents[2] / "experiments"
 
 
