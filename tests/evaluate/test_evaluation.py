@@ -7,20 +7,19 @@ import torch
 import torch.nn.functional as F
 
 from kvlab.evaluate import evaluate
-from kvlab.spec import Experiment
+from tests.support import tiny_training
 from tests.support.random_model import random_model
 
-MODEL = {"vocab_size": 257, "block_size": 16, "n_layer": 4, "n_head": 2, "n_embd": 16}
+MODEL = {"vocab_size": 257, "n_layer": 4}
 TEXT = np.random.default_rng(3).integers(0, 257, 2000).astype(np.uint16)
 DATA = SimpleNamespace(validation=TEXT)
 
 
 def experiment(model=(), serving=(), **evaluation):
-    return Experiment(
-        name="small", model={**MODEL, **dict(model)}, data={"tokenizer": "bytes"},
-        serving=dict(serving), evaluation={"loss_tokens": 160, **evaluation},
-        benchmark={"prompt_tokens": 4, "new_tokens": 4},
-    )  # fmt: skip
+    evaluation = {"loss_tokens": 160, **evaluation}
+    return tiny_training.experiment(
+        {**MODEL, **dict(model)}, serving=dict(serving), evaluation=evaluation
+    )
 
 
 def window_starts(windows, of=None):

@@ -27,7 +27,6 @@ from typing import Any
 import pytest
 import yaml
 
-from kvlab.cli.commands import submit
 from kvlab.spec import load_sweep
 from kvlab.store import Store
 from kvlab.sweep.executors import EXECUTORS
@@ -35,7 +34,7 @@ from kvlab.sweep.executors.capacity import cpu_count
 from kvlab.sweep.executors.inline import InlineExecutor
 from tests.studies import read_options
 from tests.support.stub_trials import StubRun
-from tests.support.tiny_sweep import OUTER_VARIABLES, run_kvlab, write_tiny_sweep
+from tests.support.tiny_sweep import run_kvlab, tiny_sweep_folder
 
 EXPERIMENT = """
 name: tiny
@@ -172,19 +171,15 @@ def in_workspace(root: Path) -> Iterator[set[str]]:
     """
     for name in ("specs", "home", "work", "data"):
         (root / name).mkdir()
-    write_tiny_sweep(root / "specs")
 
     def make_stub(run: Any, address: str | None) -> Any:  # noqa: ARG001
         return InlineExecutor(StubRun(run.keywords["store"]))
 
-    with pytest.MonkeyPatch.context() as patch:
+    with tiny_sweep_folder(root / "specs"), pytest.MonkeyPatch.context() as patch:
         patch.chdir(root / "work")
         patch.setenv("HOME", str(root / "home"))
         patch.setenv("KVLAB_DATA", str(root / "data"))
-        for name in OUTER_VARIABLES:
-            patch.delenv(name, raising=False)
         patch.setitem(EXECUTORS, "inline", replace(EXECUTORS["inline"], make=make_stub))
-        patch.setattr(submit, "find_publishers", dict)  # MLflow would take most of the time
         yield list_paths(root)
 
 
@@ -197,47 +192,45 @@ def list_paths(root: Path) -> set[str]:
     return paths
 
 
-def check_case(number: int, root: Path, expected: set[str]) -> str | None:
-    """Return what is wrong with case ``number``, None if nothing is."""
+def check_case(number: int, root: Path, expected: set[str]) -> None:
+    """Try case ``number``.
+
+    Raises:
+        AssertionError: A command prints a traceback, fails otherwise than it may, or leaves files.
+    """
+    sweep, store = root / "specs" / "s.yaml", root / "runs"
     for name, raw in make_files(number).items():
-        (root / "specs" / name).write_bytes(raw)
+        sweep.with_name(name).write_bytes(raw)
 
-    def find_strays(*, store: bool) -> list[str]:
+    def call(command: str, *options: str) -> tuple[int, str, str]:
+        code, out, error = run_kvlab(command, sweep, "--store", store, *options)
+        assert "Traceback" not in error, error
         strays = list_paths(root) - expected
-        if store:
-            strays = {path for path in strays if not f"{path}/".startswith(f"{root}/runs/")}
+        strays = {path for path in strays if not f"{path}/".startswith(f"{store}/")}
         expected.update(strays)  # each is told of once
-        return sorted(strays)
+        assert not strays, f"{command} left files behind: {sorted(strays)}"
+        return code, out, error
 
-    try:
-        code, out, error = call("plan", root, "--json", "--rate", "1e12")
-        if strays := find_strays(store=False):
-            return f"plan left files behind: {strays}"
-        if code == 2:
-            unplaced = [line for line in error.splitlines() if not ERROR_LINE.match(line)]
-            return f"no place in: {unplaced[:3] or error}" if unplaced or not error else None
-        if code != 0 or error:
-            return f"exit code {code}: {error[:300]}"
-        if not is_small(root / "specs" / "s.yaml", len(json.loads(out)["trials"])):
-            return None
-        code, out, error = call("submit", root, "--executor", "inline", "--no-report", "--no-smoke")
-        if strays := find_strays(store=True):
-            return f"submit left files behind: {strays}"
-        if code == 2:
-            return None if error.strip() else "submit fails without a message"
-        if code == 1 and len(error.splitlines()) == 1 and "missing" not in out:
-            return None  # an error of the data, such as too little held-out text
-        if code != 0 or error:
-            return f"submit: exit code {code}: {error[:300]}{out[-300:]}"
-        recorded = Store(root / "runs").trial_ids()
-        # again: the text is prepared by now
-        trials = json.loads(call("plan", root, "--json", "--rate", "1e12")[1])["trials"]
-        missing = {trial["trial"] for trial in trials} - set(recorded)
-        return f"submit: not recorded: {sorted(missing)}" if missing else None
-    except (Exception, SystemExit) as caught:
-        return f"{type(caught).__name__}: {caught}"
-    finally:
-        shutil.rmtree(root / "runs", ignore_errors=True)
+    code, out, error = call("plan", "--json", "--rate", "1e12")
+    assert not store.exists(), "plan makes a store"
+    if code == 2:
+        unplaced = [line for line in error.splitlines() if not ERROR_LINE.match(line)]
+        assert error, "plan fails without a message"
+        assert not unplaced, f"no place in: {unplaced[:3]}"
+        return
+    assert (code, error) == (0, ""), f"exit code {code}: {error[:300]}"
+    if not is_small(sweep, len(json.loads(out)["trials"])):
+        return
+    code, out, error = call("submit", "--executor", "inline", "--no-report", "--no-smoke")
+    if code == 2 or (code == 1 and len(error.splitlines()) == 1 and "missing" not in out):
+        assert error.strip(), "submit fails without a message"
+        return  # an error of the data, such as too little held-out text
+    assert (code, error) == (0, ""), f"submit: exit code {code}: {error[:300]}{out[-300:]}"
+    recorded = Store(store).trial_ids()
+    # again: the text is prepared by now
+    planned = json.loads(call("plan", "--json", "--rate", "1e12")[1])["trials"]
+    missing = {trial["trial"] for trial in planned} - set(recorded)
+    assert not missing, f"submit: not recorded: {sorted(missing)}"
 
 
 def is_small(path: Path, trials: int) -> bool:
@@ -248,25 +241,19 @@ def is_small(path: Path, trials: int) -> bool:
     return not downloads and trials <= MAX_TRIALS and steps <= MAX_STEPS
 
 
-def call(command: str, root: Path, *options: str) -> tuple[int, str, str]:
-    """Return exit code, standard output and standard error.
-
-    Raises:
-        RuntimeError: There is a traceback.
-    """
-    found = run_kvlab(command, root / "specs" / "s.yaml", "--store", root / "runs", *options)
-    if "Traceback" in found[2]:
-        raise RuntimeError(found[2])
-    return found
-
-
 def find_problems(numbers: range) -> dict[int, str]:
     """Return what is wrong with these cases, run in a temporary folder."""
+    problems = {}
     with tempfile.TemporaryDirectory() as name:
         root = Path(name).resolve()
         with in_workspace(root) as expected:
-            results = {number: check_case(number, root, expected) for number in numbers}
-    return {number: text for number, text in results.items() if text is not None}
+            for number in numbers:
+                try:
+                    check_case(number, root, expected)
+                except (Exception, SystemExit) as caught:
+                    problems[number] = f"{type(caught).__name__}: {caught}"
+                shutil.rmtree(root / "runs", ignore_errors=True)
+    return problems
 
 
 def search_problems(first: int, cases: int) -> dict[int, str]:

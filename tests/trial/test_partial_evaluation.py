@@ -16,7 +16,7 @@ from kvlab.evaluate import evaluate, forward_passes
 from kvlab.evaluate import evaluation as evaluations
 from kvlab.fs.sealed_files import read_sealed_json, write_sealed_json
 from kvlab.model import GPT
-from kvlab.spec import Experiment, load_sweep
+from kvlab.spec import load_sweep
 from kvlab.store import Store, partial_results
 from kvlab.store.provenance import Machine
 from kvlab.sweep import plan
@@ -24,6 +24,7 @@ from kvlab.trial.run import run_task, stop_at_sigterm
 from tests.support.hellaswag_items import ITEMS
 from tests.support.random_model import random_model
 from tests.support.tiny_sweep import EXPERIMENT, tiny_sweep_folder
+from tests.support.tiny_training import experiment
 
 TEXT = np.random.default_rng(3).integers(0, 257, 2000).astype(np.uint16)
 
@@ -33,16 +34,11 @@ def test_any_batches_that_are_kept_give_the_same_evaluation(monkeypatch):
     monkeypatch.setitem(forward_passes.PASS_TOKENS, "cpu", 192)
     monkeypatch.setitem(forward_passes.DECODE_ROWS, "cpu", 4)
     monkeypatch.setattr(evaluations, "load_hellaswag", lambda limit: ITEMS[:limit])
-    of = Experiment(
-        name="small",
-        model={"vocab_size": 257, "block_size": 48, "n_layer": 1, "n_head": 2, "n_embd": 16},
-        data={"tokenizer": "bytes"},
-        serving={"kv_dtype": "int8"},
-        evaluation={
-            "loss_tokens": 480, "served_tokens": 240, "positions": True, "hellaswag": 2,
-        },
-        benchmark={"prompt_tokens": 4, "new_tokens": 4},
-    )  # fmt: skip
+    evaluation = {"loss_tokens": 480, "served_tokens": 240, "positions": True, "hellaswag": 2}
+    shape = {"vocab_size": 257, "block_size": 48, "n_layer": 1}
+    of = experiment(
+        shape, {"batch_tokens": 48}, serving={"kv_dtype": "int8"}, evaluation=evaluation
+    )
     model, data = random_model(of.model), SimpleNamespace(validation=TEXT)
     kept = {}
     expected = evaluate(model, data, of, kept=kept)
