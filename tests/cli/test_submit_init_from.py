@@ -1,7 +1,5 @@
 """From a YAML with `training.init_from` to the report, with real training, in this process."""
 
-import json
-import random
 import shutil
 from functools import partial
 
@@ -18,20 +16,17 @@ from kvlab.sweep import plan
 from kvlab.train.tensor_files import read_final_weights
 from kvlab.trial.run import run_task
 from kvlab.trial.torch_trainable import TorchTrainable
+from tests.support import tiny_sweep
 from tests.support.extensions import find_missing, needs
 from tests.support.stub_trials import drive
+from tests.support.tiny_sweep import tiny_sweep_folder
 from tests.support.trained_trial import make_random_model
 
 SHAPE = {"vocab_size": 257, "block_size": 16, "n_layer": 2, "n_head": 2, "n_embd": 16}
 
-EXPERIMENT = """\
-name: tiny
-model: {vocab_size: 257, block_size: 16, n_layer: 2, n_head: 2, n_embd: 16}
-data: {source: files, paths: [text.jsonl], tokenizer: bytes, validation_fraction: 0.3}
-training: {tokens: TOKENS, batch_tokens: 64, learning_rate: 2e-2, evaluate_tokens: 64, evaluate_every: 4}
-evaluation: {loss_tokens: 64}
-benchmark: {prompt_tokens: 4, new_tokens: 4, repeats: 1}
-"""
+RECIPE = "tokens: TOKENS, batch_tokens: 64, learning_rate: 2e-2,"
+EXPERIMENT = tiny_sweep.EXPERIMENT.replace("n_embd: 8", "n_embd: 16")
+EXPERIMENT = EXPERIMENT.replace("tokens: 640, batch_tokens: 64,", RECIPE)
 
 UNTRAINED = """\
 question: What does serving this checkpoint through less memory cost?
@@ -57,17 +52,9 @@ factors:
 
 
 @pytest.fixture
-def folder(tmp_path, monkeypatch):
-    prepare_folder(tmp_path, monkeypatch)
-    return tmp_path
-
-
-def prepare_folder(folder, monkeypatch):
-    monkeypatch.chdir(folder)
-    monkeypatch.setenv("KVLAB_DATA", str(folder / "data"))
-    words = random.Random(0)
-    lines = (json.dumps({"text": "".join(words.choices("abc de", k=60))}) for _ in range(60))
-    (folder / "text.jsonl").write_text("\n".join(lines))
+def folder(tmp_path):
+    with tiny_sweep_folder(tmp_path):
+        yield tmp_path
 
 
 def write_sweep(folder, sweep=UNTRAINED, tokens=0, **shape):
@@ -125,9 +112,7 @@ def test_a_checkpoint_is_studied_without_training(folder):
 @pytest.fixture(scope="module")
 def uptrained(tmp_path_factory):
     """A folder where the sweep from one training to another is done."""
-    folder = tmp_path_factory.mktemp("uptrained")
-    with pytest.MonkeyPatch.context() as patch:
-        prepare_folder(folder, patch)
+    with tiny_sweep_folder(tmp_path_factory.mktemp("uptrained")) as folder:
         write_sweep(folder, UPTRAINED, 512)
         assert run_driver(folder)[0] == 0
     return folder

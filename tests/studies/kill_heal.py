@@ -9,7 +9,6 @@ the kills are used up, one more `kvlab verify --heal` and submit follow. Then th
 verify, and every number and weight must be bitwise that of an undisturbed sweep.
 """
 
-import argparse
 import contextlib
 import multiprocessing
 import os
@@ -26,7 +25,7 @@ from pathlib import Path
 
 import torch
 
-from kvlab.cli.commands import verify
+from kvlab.cli.main import main as kvlab
 from kvlab.errors import KvlabError
 from kvlab.spec import load_sweep
 from kvlab.store import Store
@@ -63,18 +62,12 @@ FINISHED = (
     "data/datasets/[!.]*/*.*",
 )  # fmt: skip
 
-LONGEST_PAUSE = 1.2
-"""Most seconds between two kills."""
+LONGEST_PAUSE, ROUND_SECONDS = 1.2, 600.0
+"""Most seconds between two kills, and until all has to end."""
 
-CALM = 0.3
-"""Probability that the next kill waits for another result, so that the sweep gets on."""
-
-DAMAGE = 0.5
-"""Probability that a file is damaged before a kill."""
-
-ROUND_SECONDS = 600.0
-
-_fork = multiprocessing.get_context("fork")
+CALM, DAMAGE = 0.3, 0.5
+"""Probability that the next kill waits for another result, so that the sweep gets on, and that a
+file is damaged before it."""
 
 
 def submit(folder: Path) -> int:
@@ -91,9 +84,7 @@ def submit(folder: Path) -> int:
 
 
 def heal(folder: Path) -> int:
-    """Run `kvlab verify --heal`."""
-    options = argparse.Namespace(sweep=None, heal=True, json=False, store=str(folder / "runs"))
-    return verify.run(options)
+    return kvlab(["verify", "--heal", "--store", str(folder / "runs")])
 
 
 KINDS = {"driver": submit, "second driver": submit, "healer": heal}
@@ -117,9 +108,10 @@ class Round:
             AssertionError: Something was lost, changed or deleted, or does not end.
         """
         while self.killed.total() < self.kills:
-            before, calm = self.count_results(), self.chance.random() < CALM
+            results = partial(self.store.path.glob, "trials/*/result.json")
+            before, calm = len([*results()]), self.chance.random() < CALM
             end = time.monotonic() + self.chance.uniform(0.0, LONGEST_PAUSE)
-            while time.monotonic() < end or (calm and self.count_results() <= before):
+            while time.monotonic() < end or (calm and len([*results()]) <= before):
                 time.sleep(0.01)
                 self.keep_running()
                 calm = calm and self.processes["driver"].is_alive()
@@ -137,9 +129,6 @@ class Round:
             assert code == 0, f"the last {kind} ended with {code}:\n{self.read_log(kind)}"
         self.check(expected)
 
-    def count_results(self) -> int:
-        return len(list(self.store.path.glob("trials/*/result.json")))
-
     def keep_running(self) -> None:
         for kind in KINDS:
             process = self.processes.get(kind)
@@ -152,7 +141,8 @@ class Round:
         assert time.monotonic() < self.deadline, f"it does not end:\n{self.read_log('driver')}"
 
     def start(self, kind: str) -> None:
-        self.processes[kind] = _fork.Process(target=self._run_logged, args=(kind,))
+        fork = multiprocessing.get_context("fork")
+        self.processes[kind] = fork.Process(target=self._run_logged, args=(kind,))
         self.processes[kind].start()
 
     def _run_logged(self, kind: str) -> None:

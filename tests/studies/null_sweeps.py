@@ -114,7 +114,7 @@ class Structure:
         factors: Factor -> levels.
         seeds: Number of seeds.
         noise: Noise of the trainings.
-        one_factor: Whether the cells are the baseline and each other level alone.
+
         has_trial: ``(index of the cell, seed)`` to whether the trial has ended.
         common: Spread of what all trainings share at a seed. Where it is 0, seeds explain nothing.
         served: Spread that ties at serving add, by that of a training.
@@ -131,7 +131,7 @@ class Structure:
     factors: Factors
     seeds: int
     noise: Noise = alike
-    one_factor: bool = False
+
     has_trial: Callable[[int, int], bool] = lambda _cell, _seed: True
     common: float = 10.0
     served: float = 1.0
@@ -155,11 +155,7 @@ class Structure:
 
     @property
     def cells(self) -> list[tuple[str, ...]]:
-        cells = list(itertools.product(*self.factors.values()))
-        base = cells[0]
-        if not self.one_factor:
-            return cells
-        return [c for c in cells if sum(a != b for a, b in zip(c, base, strict=True)) <= 1]
+        return list(itertools.product(*self.factors.values()))
 
     def truth(self) -> dict[str, float]:
         found = self.planted
@@ -299,7 +295,7 @@ def list_structures() -> dict[str, Structure]:
             add_both(f"4 levels of three factors, {name}", THREE, seeds, noise)
         for name in ("alike", "noisy baseline"):
             add_both(f"18 levels, {name}", ONE_OF_18, seeds, NOISES[name])
-        add("5 factors, one at a time", binary(5), seeds, one_factor=True)
+
         for size in (1, 10):
             add_both(f"serving ties of {size} times the spread", SERVED, seeds, served=size)
         for name, effects, margin in (
