@@ -96,6 +96,8 @@ def _check_pages() -> Iterator[str]:
     for name in (name for name in listed if name.endswith(".md")):
         page = ROOT / name
         text = page.read_text()
+        if re.search("^(<{7}|>{7}) ", text, re.MULTILINE):
+            yield f"{name}: has the marks of a merge"
         for module in set(re.findall(r"`(?:[\w/]+/)?(\w+\.py)`", text)) - modules:
             yield f"{name}: there is no {module}"
         for target in LINK.findall(text):
@@ -104,7 +106,7 @@ def _check_pages() -> Iterator[str]:
             if not re.match(r"[a-z]+:", target) and (
                 not found.exists() or (anchor and anchor not in _list_anchors(found))
             ):
-                yield f"{name}: the link {target} leads nowhere"
+                yield f"{name}: the link {target} leads to {found}, where nothing is"
         yield from _check_quotes(name, page, text)
         written = dict(re.findall(r"```yaml\n# (sweeps/\S+)\n(.*?)```", text, re.DOTALL))
         for block in re.findall(r"```console\n(.*?)```", text, re.DOTALL):
