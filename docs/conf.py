@@ -21,7 +21,7 @@ root_doc = "docs/index"
 exclude_patterns = ["kvlab/**/texts.md"]  # templates of reports, no pages
 include_patterns = [
     "*.md", "docs/*.md", "docs/generated/*", "experiments/*.md", "sweeps/*.md", "kvlab/*/*.md",
-    "kvlab/*.md", "kvlab/extensions/*.md", "kvlab/extensions/*/*.md", "reports/*.md", "reports/*/report.md",
+    "kvlab/*.md", "kvlab/extensions/*/*.md", "reports/*.md", "reports/*/report.md",
     "reports/gpu/*.md",
 ]  # fmt: skip
 html_theme = "furo"
