@@ -2,8 +2,6 @@
 
 import math
 import os
-import random
-import signal
 import subprocess
 import sys
 
@@ -27,15 +25,6 @@ for write in (lambda path: write_atomic(path, b"x" * 5000), lambda path: Lock(pa
         print(error)
 """
 
-WRITE = """
-import sys
-from kvlab.fs.atomic_files import write_atomic
-print("ready", flush=True)
-while True:
-    for letter in "ab":
-        write_atomic(sys.argv[1], letter * 200_000)
-"""
-
 
 def test_a_full_disk_leaves_only_the_old_file_and_no_part_of_a_lease(tmp_path):
     path = tmp_path / "file"
@@ -46,22 +35,6 @@ def test_a_full_disk_leaves_only_the_old_file_and_no_part_of_a_lease(tmp_path):
     assert lease.startswith(f"{path}.1 cannot be locked: ")
     assert (os.listdir(tmp_path), path.read_text()) == (["file"], "old")
     assert Lock(path).acquire(timeout=0.0)
-
-
-def test_a_kill_at_any_moment_leaves_a_complete_file(tmp_path):
-    path = tmp_path / "file"
-    path.write_text("b" * 200_000)
-    chance = random.Random(5)
-    for _ in range(3):
-        process = subprocess.Popen([sys.executable, "-c", WRITE, path], stdout=-1)
-        process.stdout.readline()
-        for _ in range(chance.randrange(2000)):
-            assert path.read_text() in ("a" * 200_000, "b" * 200_000)
-            if chance.random() < 0.01:
-                break
-        os.kill(process.pid, signal.SIGKILL)
-        process.communicate()
-        assert path.read_text() in ("a" * 200_000, "b" * 200_000)
 
 
 def test_json_comes_back_and_other_files_and_nan_are_refused(tmp_path):
