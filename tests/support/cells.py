@@ -7,13 +7,10 @@ from typing import Any
 from kvlab.analysis.study import Study
 from kvlab.analysis.trial_rows import Levels, TrialRow
 from kvlab.store import Store
+from tests.support.record_factory import FACTORS as RECORDED
 
 Cells = dict[Levels, dict[int, TrialRow]]
-FACTORS = {
-    "heads": ("mha", "mqa"),
-    "position": ("learned", "rope"),
-    "sharing": ("none", "trained", "tied"),
-}
+FACTORS = {name: RECORDED[name] for name in ("heads", "position", "sharing")}
 
 
 def make_cells(

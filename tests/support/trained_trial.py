@@ -4,13 +4,13 @@ import torch
 
 from kvlab.fs.sealed_files import seal_file, write_sealed_json
 from kvlab.model import GPT
-from kvlab.spec import Experiment
 from kvlab.store import Store
 from kvlab.store.provenance import DataProvenance, Machine
 from kvlab.store.result import TrialMeasurements
 from kvlab.train.tensor_files import FINAL_WEIGHTS, write_tensors
 from kvlab.trial import Trial
 from kvlab.trial.trial import build_result
+from tests.support.tiny_training import experiment
 
 
 def make_random_model(config):
@@ -23,16 +23,9 @@ def make_random_model(config):
     return model.eval()
 
 
-def make_tiny_experiment(model, **sections):
-    return Experiment(
-        name="tiny", model=model, data={"tokenizer": "bytes"},
-        benchmark={"prompt_tokens": 4, "new_tokens": 4}, **sections,
-    )  # fmt: skip
-
-
 def write_trained_trial(folder, shape, model) -> str:
     """Record ``model`` as a finished trial of the store ``folder``; return the trial's id."""
-    made, store = Trial.of(make_tiny_experiment(shape), "text", 0), Store(folder)
+    made, store = Trial.of(experiment(shape), "text", 0), Store(folder)
     directory = store.training_directory(made.training_id)
     write_tensors(directory / FINAL_WEIGHTS, dict(model.named_parameters()))
     files = {FINAL_WEIGHTS.as_posix(): seal_file(directory / FINAL_WEIGHTS)}

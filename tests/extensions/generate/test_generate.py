@@ -6,16 +6,16 @@ from kvlab.cli.main import main
 from kvlab.humanize import sanitize_text
 from kvlab.model import GPT
 from kvlab.model.generate import generate
-from kvlab.spec import ModelConfig
+from kvlab.spec import ModelConfig, ServingConfig
 from kvlab.spec.presets import PRESETS
 from tests.support.generated import BYTES, SHAPE, rows, run
-from tests.support.trained_trial import make_random_model, make_tiny_experiment, write_trained_trial
+from tests.support.trained_trial import make_random_model, write_trained_trial
 
 
 @pytest.mark.parametrize("change", ["", "kv_dtype=int8", "tie=adjacent:2"])
 def test_a_trial_by_its_first_digits_is_served_as_asked(trial, model, capsys, change):
     key, _, value = change.partition("=")
-    serving = make_tiny_experiment(SHAPE, serving={key: value} if change else {}).serving
+    serving = ServingConfig(**({key: value} if change else {}))
     text = BYTES.encode("abcd")
     expected = generate(model, [text], 40, serving=serving, stop={BYTES.end_of_text})
     words = (trial[:5], "--prompt", "abcd", "--new-tokens", "40")
