@@ -37,8 +37,7 @@ class CellComparison:
         margin: A cost that does not matter, in the metric's unit; None without one.
         effect: The effect that the comparison is, if it is one.
         later: The difference over all seeds, where the verdict is that of an earlier test.
-        is_explored: Whether the sweep claims something else, so that this was only looked at.
-        size_factor: The reference's K/V bytes divided by the cell's; None if unknown.
+
         token_factor: The cell's training tokens divided by the reference's; None if unknown.
     """
 
@@ -51,8 +50,6 @@ class CellComparison:
     margin: float | None = None
     effect: Effect | None = None
     later: Estimate | None = None
-    is_explored: bool = False
-    size_factor: float | None = None
     token_factor: float | None = None
 
     @property
@@ -66,6 +63,11 @@ class CellComparison:
     @property
     def high(self) -> float:
         return self.estimate.high
+
+    @property
+    def weights(self) -> dict[Levels, float]:
+        """Weight of both cells in the difference."""
+        return {self.levels: 1.0, self.reference: -1.0}
 
     @property
     def has_interval(self) -> bool:
@@ -94,7 +96,6 @@ def compare_cells(study: "Study") -> dict[Levels, CellComparison]:
         if difference is None:
             continue
         shared = study.values(levels, metric).keys() & study.values(reference, metric).keys()
-        sizes = study.kv_bytes(levels), study.kv_bytes(reference)
         tokens = study.trained_tokens(levels), study.trained_tokens(reference)
         found[levels] = CellComparison(
             levels,
@@ -104,15 +105,13 @@ def compare_cells(study: "Study") -> dict[Levels, CellComparison]:
             "",
             metric,
             study.decide.margin,
-            is_explored=study.has_narrow_claims,
-            size_factor=sizes[1] / sizes[0] if sizes[0] and sizes[1] else None,
             token_factor=tokens[0] / tokens[1] if tokens[0] and tokens[1] else None,
         )
     judged = _judge_together(study, found)
     for effect in study.effects(metric):
         cell = next((levels for levels, weight in effect.weights.items() if weight > 0), None)
         one = judged.get(cell) if cell is not None and effect.is_claimed else None
-        if one is not None and effect.weights == {one.levels: 1.0, one.reference: -1.0}:
+        if one is not None and effect.weights == one.weights:
             judged[one.levels] = _with_effect(one, effect)
     return judged
 
@@ -171,52 +170,30 @@ def _with_effect(comparison: CellComparison, effect: Effect) -> CellComparison:
         verdict_name=effect.verdict_name,
         effect=effect,
         later=comparison.estimate if comparison.seeds != effect.seeds else None,
-        is_explored=False,
     )
 
 
 # Serving gaps
 
 
-@dataclass(frozen=True)
-class ServingGap:
-    """A cell's serving gap over its trainings.
-
-    Attributes:
-        value: The mean, in nats per token.
-        interval: Ends of the simultaneous interval; None if the gap was not tested.
-        p: Two-sided p-value, corrected for all cells; 1 if the gap was not tested.
-    """
-
-    value: float
-    trainings: int
-    interval: tuple[float, float] | None = None
-    p: float = 1.0
-
-    @property
-    def is_found(self) -> bool:
-        """Whether the gap is shown not to be zero."""
-        return self.interval is not None and not self.interval[0] < 0 < self.interval[1]
-
-
 def judge_gaps(
     rows: Sequence[Mapping[int, float]], alpha: float, rounding: float
-) -> list[ServingGap]:
+) -> list[Estimate]:
     """Test the gaps of several cells together.
 
     Args:
         rows: Gaps by seed, at least one for each cell.
         alpha: Probability of any false claim.
         rounding: Size of a gap that is rounding. A cell without a larger one is not tested.
+
+    Returns:
+        Each cell's mean. A tested one has the simultaneous interval, and its p-value is corrected
+        for all cells.
     """
-    errors = [
-        estimate(list(row.values())).error if max(map(abs, row.values())) >= rounding else None
-        for row in rows
-    ]
-    means = [math.fsum(row.values()) / len(row) for row in rows]
-    return [
-        ServingGap(mean, len(row), (test.low, test.high) if error else None, test.p)
-        for row, mean, error, test in zip(
-            rows, means, errors, judge_family(means, errors, alpha), strict=True
-        )
-    ]
+    gaps = []
+    for row in rows:
+        gap, is_rounding = estimate(list(row.values())), max(map(abs, row.values())) < rounding
+        gaps.append(replace(gap, kind="identical") if is_rounding else gap)
+    tests = judge_family([gap.value for gap in gaps], [gap.error for gap in gaps], alpha)
+    pairs = zip(gaps, tests, strict=True)
+    return [replace(gap, low=test.low, high=test.high, p=test.p) for gap, test in pairs]

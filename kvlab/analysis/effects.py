@@ -19,26 +19,13 @@ from dataclasses import dataclass, field, replace
 from statistics import fmean
 
 from kvlab.analysis import matched_pairs as pairs
+from kvlab.analysis import statistics as stats
+from kvlab.analysis import verdicts
 from kvlab.analysis.divergence import Divergence, count_contrast_divergence, count_divergence
 from kvlab.analysis.estimand import Estimand
 from kvlab.analysis.matched_pairs import Cells, Change, Corners, Factors
 from kvlab.analysis.standard_errors import StandardError, pool_errors
-from kvlab.analysis.statistics import (
-    ALPHA,
-    Estimate,
-    estimate,
-    share_variance,
-    smallest_detectable,
-)
 from kvlab.analysis.trial_rows import Levels
-from kvlab.analysis.verdicts import (
-    DIFFERENT,
-    VERDICTS,
-    WORSE,
-    judge_family,
-    judge_interval,
-    write_verdict,
-)
 from kvlab.store.metrics import METRICS
 
 _LEARNED_UNITS = ("nats/token", "nats", "bits/byte", "")
@@ -81,13 +68,12 @@ class Effect:
 
     metric: str
     change: Change
-    estimate: Estimate | None
+    estimate: stats.Estimate | None
     pairs_used: int
     pairs_designed: int
     groups: int
     seeds: tuple[int, ...]
     by_seed: tuple[tuple[int, float], ...]
-    settings: int = 0
     by_setting: tuple[tuple[Levels, float], ...] = ()
     limits: tuple[tuple[str, tuple[str, ...]], ...] = ()
     weights: dict[Levels, float] = field(repr=False, default_factory=dict)
@@ -99,8 +85,8 @@ class Effect:
     low: float = 0.0
     high: float = 0.0
     corrected_p: float = 1.0
-    level: float = ALPHA
-    alpha: float = ALPHA
+    level: float = stats.ALPHA
+    alpha: float = stats.ALPHA
     margin: float | None = None
     is_claimed: bool = True
     is_awaited: bool = False
@@ -108,7 +94,7 @@ class Effect:
     went_wrong: int = 0
     at: Change = ()
     against: Change = ()
-    over_all: Estimate | None = None
+    over_all: stats.Estimate | None = None
     least_error: float = 0.0
 
     @property
@@ -142,7 +128,7 @@ class Effect:
     @property
     def is_significant(self) -> bool:
         """Whether a difference is claimed."""
-        return self.verdict_name in DIFFERENT
+        return self.verdict_name in verdicts.DIFFERENT
 
     @property
     def detectable(self) -> float | None:
@@ -154,7 +140,7 @@ class Effect:
         error = self.tested_error if self.is_tested else None
         if error is None or error.df < 2:
             return None
-        found = smallest_detectable(error.value, error.df, self.level)
+        found = stats.smallest_detectable(error.value, error.df, self.level)
         return found if found <= self.reach else None
 
     @property
@@ -172,7 +158,7 @@ class Effect:
             return name
         if len(self.change) > 1:
             return "diverged"
-        is_worse = name in WORSE
+        is_worse = name in verdicts.WORSE
         if is_worse and self.divergence.partner > self.divergence.level:
             return "baseline diverged"
         if self.divergence.level:
@@ -190,16 +176,16 @@ class Effect:
             return "awaited" if self.is_awaited else "unclaimed"
         better = METRICS[self.metric].better if len(self.change) == 1 else "neither"
         margin = None if self.went_wrong else self.margin
-        name = judge_interval(self.low, self.high, better, margin)
+        name = verdicts.judge_interval(self.low, self.high, better, margin)
         if margin != self.margin and name == "within noise":
-            bounded = judge_interval(self.low, self.high, better, self.margin)
-            return "unbounded" if VERDICTS[bounded].concludes else "undecided"
+            bounded = verdicts.judge_interval(self.low, self.high, better, self.margin)
+            return "unbounded" if verdicts.VERDICTS[bounded].concludes else "undecided"
         return name
 
     @property
     def verdict(self) -> str:
         """The words of the verdict."""
-        return write_verdict(self.verdict_name, self.margin, self.metric)
+        return verdicts.write_verdict(self.verdict_name, self.margin, self.metric)
 
     @property
     def has_interval(self) -> bool:
@@ -220,7 +206,7 @@ def estimate_main_effects(
     *,
     estimand: Estimand | None = None,
     claims: Collection[str] | None = None,
-    alpha: float = ALPHA,
+    alpha: float = stats.ALPHA,
     margin: float | None = None,
 ) -> list[Effect]:
     """Estimate the effect of every level against its factor's baseline level.
@@ -285,7 +271,7 @@ def list_compared_cells(cells: Cells, change: Change, estimand: Estimand) -> set
 
 
 def judge_together(
-    effects: Sequence[Effect], alpha: float = ALPHA, margin: float | None = None
+    effects: Sequence[Effect], alpha: float = stats.ALPHA, margin: float | None = None
 ) -> list[Effect]:
     """Give effects intervals and p-values that hold for all of them together.
 
@@ -299,7 +285,7 @@ def judge_together(
         (e.metric, e.change) for e, error in zip(effects, errors, strict=True) if error
     )
     shares = [1 / max(1, len(levels)) / max(1, levels[e.metric, e.change]) for e in effects]
-    tests = judge_family([e.value for e in effects], errors, alpha, margin, shares)
+    tests = verdicts.judge_family([e.value for e in effects], errors, alpha, margin, shares)
     judged = []
     for one, error, test, share in zip(effects, errors, tests, shares, strict=True):
         low, high = max(test.low, -one.reach), min(test.high, one.reach)
@@ -360,7 +346,6 @@ def estimate_matched(
         _estimate_over_seeds([value for _, value in by_seed], scale, metric, least),
         pairs_used=sum(len(setting.differences) for setting in used),
         pairs_designed=sum(len(_shared_seeds(cells, corners)) for corners in matched),
-        settings=len(used),
         groups=len(groups),
         seeds=seeds,
         by_seed=by_seed,
@@ -387,10 +372,12 @@ def is_learned(metric: str) -> bool:
 
 def _estimate_over_seeds(
     by_seed: list[float], scale: float, metric: str, least_error: float
-) -> Estimate | None:
+) -> stats.Estimate | None:
     if not by_seed:
         return None
-    return estimate(by_seed, scale, in_steps=METRICS[metric].is_share, least_error=least_error)
+    return stats.estimate(
+        by_seed, scale, in_steps=METRICS[metric].is_share, least_error=least_error
+    )
 
 
 def _find_item_error(
@@ -412,7 +399,7 @@ def _find_item_error(
     variance = 0.0
     for levels, weight in weights.items():
         rows = [cells[levels][seed].measurements for seed in by_seed]
-        own = [share_variance(one[metric], one[counted]) for one in rows if counted in one]
+        own = [stats.share_variance(one[metric], one[counted]) for one in rows if counted in one]
         variance += weight * weight * fmean(own) / len(by_seed) if own else 0.0
     return math.sqrt(variance)
 

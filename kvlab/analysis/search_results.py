@@ -43,7 +43,6 @@ class SuggestedTrial:
             or is impossible. ``lost``: it failed. ``pruned``: paused at a rung. ``open``: it has
             not ended.
         values: Of the objectives; empty if they were not measured.
-        rung_losses: Validation loss at each rung that it has reached, in nats per token.
         violations: By how much each limit is broken, relative to it; above 0 if it is.
         reason: Why it has no trial of its own.
     """
@@ -54,7 +53,6 @@ class SuggestedTrial:
     trial: str
     state: str
     values: tuple[float, ...]
-    rung_losses: tuple[float, ...]
     violations: Mapping[str, float]
     reason: str
 
@@ -88,13 +86,8 @@ class SearchResults:
         )
         same = ("level", "settings", "trial", "state", "violations", "reason")
         self.suggestions = tuple(
-            SuggestedTrial(
-                number=number,
-                values=tuple(one["values"]),
-                rung_losses=tuple(one["rungs"]),
-                **{key: one[key] for key in same},
-            )
-            for number, one in enumerate(search.get("suggestions", ()), 1)
+            SuggestedTrial(n, values=tuple(one["values"]), **{key: one[key] for key in same})
+            for n, one in enumerate(search.get("suggestions", ()), 1)
         )
         self.stop_reason = str(search.get("stop_reason", ""))
         self.spent_flops = float(search.get("spent_flops", 0.0))

@@ -286,7 +286,7 @@ def _residual_variances(values: Sequence[Mapping[int, float]]) -> Array:
     average = float(found.mean())
     variances = np.full(len(values), average)
     variances[is_known] = found
-    return variances if average > 0 else np.ones(len(values))
+    return variances if average > 1e-150 else np.ones(len(values))  # the square must not be 0
 
 
 def _table_by_seed(values: Sequence[Mapping[int, float]]) -> Array:

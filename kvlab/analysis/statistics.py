@@ -68,6 +68,11 @@ class Estimate:
         """Its own standard error; None if it is not tested."""
         return StandardError(self.standard_error, self.df) if self.kind == "tested" else None
 
+    @property
+    def is_found(self) -> bool:
+        """Whether a test has shown that the difference is not zero."""
+        return self.kind == "tested" and not self.low < 0 < self.high
+
 
 def estimate(
     differences: Sequence[float],

@@ -9,7 +9,7 @@ from statistics import fmean
 from typing import Any
 
 from kvlab.analysis import trial_rows
-from kvlab.analysis.cell_comparisons import CellComparison, ServingGap, compare_cells, judge_gaps
+from kvlab.analysis.cell_comparisons import CellComparison, compare_cells, judge_gaps
 from kvlab.analysis.divergence import find_wrong_trainings
 from kvlab.analysis.effects import Effect, estimate_main_effects, is_learned
 from kvlab.analysis.estimand import Estimand
@@ -18,7 +18,7 @@ from kvlab.analysis.rankings import Ranking
 from kvlab.analysis.search_results import BASE_LEVEL, SearchResults
 from kvlab.analysis.sequential import SequentialTests, read_tests
 from kvlab.analysis.standard_errors import SeedEffect, measure_seed_effect
-from kvlab.analysis.statistics import share_variance
+from kvlab.analysis.statistics import Estimate, share_variance
 from kvlab.analysis.trial_rows import Levels, TrialRow
 from kvlab.errors import RecordDamaged, UsageError
 from kvlab.humanize import format_count
@@ -214,6 +214,11 @@ class Study:
         """Return the exact bytes of one sequence's cache at block size; equal at every seed."""
         return self._find_recorded(levels, "kv", "bytes_at_block_size")
 
+    def size_factor(self, levels: Levels) -> float | None:
+        """Return by how much a cell's cache is smaller than its reference's; None if unknown."""
+        own, other = self.kv_bytes(levels), self.kv_bytes(self.estimand.reference(levels))
+        return other / own if own and other else None
+
     def block_size(self, levels: Levels) -> int | None:
         """Return a cell's longest sequence, in tokens; equal at every seed."""
         return self._find_recorded(levels, "experiment", "model", "block_size")
@@ -374,7 +379,7 @@ class Study:
         return trial_rows.is_time(metric) and bool(self.timing_obstacle)
 
     @cached_property
-    def serving_gaps(self) -> dict[Levels, ServingGap]:
+    def serving_gaps(self) -> dict[Levels, Estimate]:
         """Every cell's serving gap over its trainings, tested for all cells together."""
         values = {levels: self.values(levels, "serving_gap") for levels in self.cells}
         measured = {levels: gaps for levels, gaps in values.items() if gaps}

@@ -134,14 +134,8 @@ def roofline_figure(lines: Lines, keys: Mapping[str, str]) -> doc.Figure | None:
 
 # Lines of a study: one per cell, the mean over its seeds
 
-_LINE_KEY = (
-    "metric",
-    "batch_size",
-    "prompt_tokens",
-    "context_length",
-    "cached",
-    *name_members("line_keys"),
-)
+_OWN_FIELDS = ("metric", "batch_size", "prompt_tokens", "context_length", "cached")
+_LINE_KEY = (*_OWN_FIELDS, *name_members("line_keys"))
 
 
 def benchmark_lines(study: Study, max_cells: int) -> tuple[list[dict[str, Any]], dict[str, str]]:

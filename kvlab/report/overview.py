@@ -53,16 +53,16 @@ def _list_facts(study: Study) -> list[doc.Content]:
     trainings = [one.get("experiment", {}).get("training", {}) for one in recorded]
     counts = [one["model"]["parameters"] for one in recorded if "model" in one]
     tokens = [one["tokens"] for one in trainings if one.get("tokens")]
-    facts: list[str] = []
-    for noun, values in (("parameters", counts), ("training tokens", tokens)):
-        facts += [f"{fmt.format_ends(values, format_number)} {noun}"] if values else []
-    facts.append(study.seeds_of_a_cell)
-    facts.append(f"{len(study.done_rows):,} of {format_count(len(study.rows), 'trial')} measured")
     provenance = [one["provenance"] for one in recorded]
-    devices = list(dict.fromkeys(describe_device(one) for one in provenance if one.get("device")))
-    more = f" and {len(devices) - 3} more" if len(devices) > 3 else ""
-    facts.append(", ".join(devices[:3]) + more)
-    facts.append(max((str(one.get("finished") or "")[:10] for one in provenance), default=""))
+    devices = dict.fromkeys(describe_device(one) for one in provenance if one.get("device"))
+    facts = [
+        f"{fmt.format_ends(counts, format_number)} parameters" if counts else "",
+        f"{fmt.format_ends(tokens, format_number)} training tokens" if tokens else "",
+        study.seeds_of_a_cell,
+        f"{len(study.done_rows):,} of {format_count(len(study.rows), 'trial')} measured",
+        cols.join_names(list(devices)),
+        max(str(one.get("finished") or "")[:10] for one in provenance),
+    ]
     return [doc.Paragraph((" \N{MIDDLE DOT} ".join(filter(None, facts)),), tone="muted")]
 
 
@@ -149,7 +149,7 @@ def _front_point(
     size = COSTS[cost].format(point.cost)
     if is_relative(study, cost):
         size = f"{fmt.format_percent(point.cost)} of its reference's bytes"
-    if cost == "stored" and (factor := cols.size_factor(study, levels)):
+    if cost == "stored" and (factor := study.size_factor(levels)):
         size += f" ({fmt.format_ratio(factor)} less)"
     tip = [study.label(levels), size]
     tip.append(f"{fmt.short_title(metric)} {fmt.format_metric(metric, point.mean)}")
@@ -248,7 +248,7 @@ def _ablation_entries(study: Study, levels: Levels, cells: list[Levels]) -> doc.
     yield doc.Column(cols.metric_title(metric), True), mean
     yield from cols.reference_entries(study, levels)
     yield cols.size_column("K/V cache"), cols.size_cell(study.kv_bytes(levels))
-    yield doc.Column("smaller", True), cols.smaller_cell(study, levels)
+    yield doc.Column("smaller", True), cols.number_cell(study.size_factor(levels), fmt.format_ratio)
     if any(own and base and own != base for own in map(study.parameters, cells)):
         count = study.parameters(levels)
         change = count / base - 1 if count and base else None
@@ -308,16 +308,16 @@ def write_lead(study: Study) -> list[doc.Paragraph]:
     side it is. Its interval is listed among those of the smallest caches. Cells are listed by size
     and levels in the order of the design, which do not move. Words of verdicts stand in the tables.
     """
-    metric = study.primary_metric
+    metric, factor = study.primary_metric, partial(_factor, study)
     if study.is_untrained:
-        best = max(study.cells, key=lambda levels: cols.size_factor(study, levels) or 0.0)
-        if (cols.size_factor(study, best) or 0.0) > 1:
+        best = max(study.cells, key=factor)
+        if factor(best) > 1:
             found = _describe_cell(study, best)
             return [texts.write("lead of one cell", "lead", study=study, best=found)]
     if not study.values(study.baseline, metric):
         text = "The baseline has no finished trial yet: no cost is known."
         return [doc.Paragraph((text,), tone="lead")]
-    smaller = [one for one in study.comparisons.values() if (one.size_factor or 0.0) > 1]
+    smaller = [one for levels, one in study.comparisons.items() if factor(levels) > 1]
     free = _list_free_effects(study)
     costs = _list_costs(study, {effect.name for effect in free})
     shown = [(one, fmt.format_difference(metric, one.value)) for one in free if smaller]
@@ -338,7 +338,7 @@ def _judge_smaller(study: Study, smaller: list[CellComparison]) -> doc.Paragraph
     tested = [one for one in smaller if one.has_interval or one.verdict_name == "identical"]
     if not tested:
         front = {point.levels for point in find_front(study) if point.is_on_front}
-        best = min(smaller, key=lambda one: (one.levels not in front, -_factor(one)))
+        best = min(smaller, key=lambda one: (one.levels not in front, -_factor(study, one.levels)))
         found = _describe_cell(study, best.levels)
         return texts.write("lead of one cell", "lead", study=study, best=found)
     limit = (1 - FROM_MARGIN) * (margin or 0.0)
@@ -347,23 +347,24 @@ def _judge_smaller(study: Study, smaller: list[CellComparison]) -> doc.Paragraph
     cheapest: dict[str, Any] = {}
     if cheap:
         # of caches of equal bytes, the one of which the least may be lost
-        best = max(cheap, key=lambda one: (_factor(one), -_costs(study, one)[1]))
+        best = max(cheap, key=lambda one: (_factor(study, one.levels), -_costs(study, one)[1]))
         worst = best.low if METRICS[metric].better == "higher" else best.high
         cheapest = _describe_cell(study, best.levels)
         cheapest |= {"found": best, "is_worse": _is_clearly_worse(study, best), "worst": worst}
         if best in spared:
-            spared = [one for one in spared if _factor(one) > _factor(best)]
+            least = _factor(study, best.levels)
+            spared = [one for one in spared if _factor(study, one.levels) > least]
     elif not spared:
         best = min(tested, key=lambda one: _costs(study, one)[1])
         found = _describe_cell(study, best.levels)
         return texts.write("lead of costly caches", "lead", study=study, best=found)
-    spared.sort(key=_factor, reverse=True)
+    spared.sort(key=lambda one: _factor(study, one.levels), reverse=True)
     fields = {"spared": [_describe_cell(study, one.levels) for one in spared], "most": MAX_NAMED}
     return texts.write("lead", "lead", study=study, best=cheapest, **fields)
 
 
-def _factor(one: CellComparison) -> float:
-    return one.size_factor or 0.0
+def _factor(study: Study, levels: Levels) -> float:
+    return study.size_factor(levels) or 0.0
 
 
 def _describe_cell(study: Study, levels: Levels) -> dict[str, Any]:
@@ -371,7 +372,7 @@ def _describe_cell(study: Study, levels: Levels) -> dict[str, Any]:
     reference, found = study.estimand.reference(levels), study.comparisons.get(levels)
     fields = {
         "name": study.label(levels),
-        "factor": fmt.format_ratio(cols.size_factor(study, levels) or 1.0),
+        "factor": fmt.format_ratio(study.size_factor(levels) or 1.0),
         "reference": "" if reference == study.baseline else study.label(reference),
         "tokens": 1.0 if found is None else found.token_factor or 1.0,
     }

@@ -219,15 +219,12 @@ def reference_entries(study: Study, levels: Levels) -> Entries:
     yield Column("verdict", hint="of this cell; a level's is in the table of effects"), verdict
 
 
-def size_factor(study: Study, levels: Levels) -> float | None:
-    """Return by how much a cell's cache is smaller than its reference's; None if unknown."""
-    own, other = study.kv_bytes(levels), study.kv_bytes(study.estimand.reference(levels))
-    return other / own if own and other else None
-
-
-def smaller_cell(study: Study, levels: Levels) -> Cell:
-    """Return by how much a cell's cache is smaller than that of its reference."""
-    return number_cell(size_factor(study, levels), fmt.format_ratio)
+def cache_entries(study: Study, levels: Levels) -> Entries:
+    """Yield the size of a cell's cache, and by how much it is smaller than its reference's."""
+    size = size_column("K/V cache", "one sequence at block size")
+    yield size, size_cell(study.kv_bytes(levels))
+    smaller = number_cell(study.size_factor(levels), fmt.format_ratio)
+    yield Column("smaller", True, "the reference's KV bytes divided by the cell's"), smaller
 
 
 # Heads and names

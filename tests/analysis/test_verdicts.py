@@ -119,11 +119,10 @@ def test_serving_gaps_that_are_rounding_or_of_one_training_are_not_tested():
 
     rows = [gaps(3e-5, 5e-5, 4e-5), gaps(1.4), gaps(0.01, 0.011, 0.012)]
     rounding, single, real = judge_gaps(rows, 0.05, 1e-4)
-    assert (rounding.interval, rounding.p, rounding.is_found) == (None, 1.0, False)
-    assert (single.interval, single.p, single.is_found) == (None, 1.0, False)
+    assert (rounding.kind, rounding.p, rounding.is_found) == ("identical", 1.0, False)
+    assert (single.kind, single.p, single.is_found) == ("one seed", 1.0, False)
     alone = stats.ttest_1samp([0.01, 0.011, 0.012], 0.0)
     low, high = alone.confidence_interval(0.95)
-    assert real.interval == pytest.approx((max(0.0, low), high))
-    assert real.trainings == 3
+    assert (real.low, real.high) == pytest.approx((max(0.0, low), high))
     assert real.value == pytest.approx(0.011)
     assert real.p == pytest.approx(alone.pvalue), "what is not tested costs the others nothing"

@@ -5,6 +5,7 @@ import math
 
 import pytest
 
+from kvlab.analysis.search_results import SearchResults
 from kvlab.errors import Paused
 from kvlab.spec import load_sweep
 from kvlab.store import Store
@@ -92,6 +93,13 @@ class Rising(StubTrainable):
 
 class RisingRun(StubRun):
     trainable = Rising
+
+
+def find_best(store, search):
+    """Return the suggestions that no other one beats, by the record of a search."""
+    by_level = {one.level: one for one in search.suggestions}
+    results = SearchResults(store.sweep(search.plan.sweep.name)["search"])
+    return [by_level[one.level] for one in results.best]
 
 
 def searching(folder, text=SEARCH, *, run=BowlRun, stop_at=0, promote=(), on_event=None, **options):

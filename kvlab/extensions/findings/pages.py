@@ -14,7 +14,6 @@ from pathlib import Path
 from string import Template
 from typing import Any
 
-from kvlab.analysis.cell_comparisons import CellComparison
 from kvlab.analysis.effects import Effect, change_name
 from kvlab.analysis.study import Study
 from kvlab.analysis.text_error import estimate_text_error
@@ -253,7 +252,7 @@ def _answer_by_effects(study: Study, answer: Answer) -> list[Finding]:
     findings = []
     for one in by_level[answer.effect]:
         what = f"{_link(study, 'what-each-level-does')}: {code_span(one.name, in_table=True)}"
-        what += f", {one.settings} settings" if one.settings > 1 else ""
+        what += f", {len(one.by_setting)} settings" if one.by_setting[1:] else ""
         what += f", {METRICS[one.metric].title}" if answer.metric else ""
         verdict = _judge(answer.holds, one.verdict_name, one.verdict, not one.is_claimed)
         if one.estimate is None:
@@ -285,23 +284,14 @@ def _compare_cells(
     Args:
         found: An `Effect`, a `CellComparison` or a trend over sizes.
     """
-    if not isinstance(found, Effect | CellComparison):
-        value, has_interval = found.slope.value if found.slope else 0.0, found.is_tested
-    else:
-        value, has_interval = found.value, found.has_interval
-    weights: Mapping[Levels, float]
-    if isinstance(found, CellComparison):
-        weights = {found.levels: 1.0, found.reference: -1.0}
-    else:
-        weights = found.weights
-    error = estimate_text_error(study, metric, weights, found.seeds)
+    error = estimate_text_error(study, metric, found.weights, found.seeds)
     unit = fmt.difference_unit(metric).replace("nats/token", "")
-    sizes = [count for levels in weights if (count := study.parameters(levels)) is not None]
+    sizes = [count for levels in found.weights if (count := study.parameters(levels)) is not None]
     return Finding(
         verdict,
         compared,
-        f"{fmt.format_difference(metric, value)} {unit}".strip(),
-        fmt.format_interval(metric, found.low, found.high) if has_interval else _NONE,
+        f"{fmt.format_difference(metric, found.value)} {unit}".strip(),
+        fmt.format_interval(metric, found.low, found.high) if found.has_interval else _NONE,
         _NONE if error is None else f"{fmt.PLUS_MINUS}{fmt.format_magnitude(metric, error)}",
         str(len(found.seeds)),
         fmt.format_ends(sizes, format_number) or _NONE,
@@ -349,10 +339,12 @@ def _answer_by_cell(study: Study, answer: Answer) -> Finding:
         raise Refused(("cell",), text)
     cell, reference = (code_span(study.label(c), in_table=True) for c in (levels, found.reference))
     what = f"{_link(study, 'cells')}: {cell} against {reference}"
-    what += f", {fmt.format_ratio(found.size_factor)} smaller" if found.size_factor else ""
+    factor = study.size_factor(levels)
+    what += f", {fmt.format_ratio(factor)} smaller" if factor else ""
     if found.token_factor is not None and found.token_factor != 1.0:
         what += f", on {fmt.format_ratio(found.token_factor)} the training tokens"
-    verdict = _judge(answer.holds, found.verdict_name, found.verdict, found.is_explored)
+    is_explored = study.has_narrow_claims and found.effect is None
+    verdict = _judge(answer.holds, found.verdict_name, found.verdict, is_explored)
     return _compare_cells(study, verdict, what, study.primary_metric, found)
 
 

@@ -11,7 +11,7 @@ import io
 import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -23,21 +23,15 @@ from kvlab.errors import UsageError
 from kvlab.fs.atomic_files import write_atomic
 from kvlab.humanize import format_count, format_duration, format_number
 from kvlab.own_extensions import find_files, find_member
+from kvlab.report import table_export as tex
 from kvlab.report.document import Document, Plot, Table
 from kvlab.report.figures import draw_plot, figure_style
 from kvlab.report.formatting import difference_unit, display_unit
 from kvlab.report.overview import ablation_table
 from kvlab.report.report_files import make_document
-from kvlab.report.table_export import (
-    COLUMN_WIDTH,
-    escape_latex,
-    escape_prose,
-    fill_latex,
-    table_to_latex,
-)
 from kvlab.spec.designs import DESIGNS
 from kvlab.spec.dtypes import DTYPES, BlockDType
-from kvlab.spec.search_config import format_setting, short_keys
+from kvlab.spec.search_config import format_setting, short_keys, split_sampler
 from kvlab.store.metrics import METRICS
 from kvlab.store.record_forms import refuse_malformed
 
@@ -61,7 +55,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def parse_width(text: str) -> float:
     """Parse the width of a paper's figures: a name, or inches."""
-    width = {"column": COLUMN_WIDTH, "page": PAGE_WIDTH}.get(text) or shared.parse_number(text)
+    width = {"column": tex.COLUMN_WIDTH, "page": PAGE_WIDTH}.get(text) or shared.parse_number(text)
     if not 2 <= width <= 12:
         rule = "is not column, page or a number of inches from 2 to 12"
         raise argparse.ArgumentTypeError(f"{text} {rule}")
@@ -69,7 +63,7 @@ def parse_width(text: str) -> float:
 
 
 def run(options: argparse.Namespace) -> None:
-    name, paper = shared.sweep_name(options.sweep), PaperFolder(Path(options.folder), options.width)
+    name, folder = shared.sweep_name(options.sweep), Path(options.folder)
     study = Study.load(shared.open_store(options.store), name)
     if study.search is not None and not study.search.eligible:
         rule = "a paper shows a measured configuration within the limits"
@@ -77,52 +71,40 @@ def run(options: argparse.Namespace) -> None:
     if not study.done_rows:
         raise UsageError(f"no trial of {name} is done, and a paper shows results; run one first")
     with refuse_malformed(name):
-        write_paper(study, make_document(study), paper)
-    parts = sorted(path.name for path in (paper.folder / name).glob("*.*"))
-    text = f"{paper.folder / name}: {', '.join(parts)}\n{paper.main} shows them: pdflatex main && "
+        write_paper(study, make_document(study), folder, options.width)
+    parts = sorted(path.name for path in (folder / name).glob("*.*"))
+    text = (
+        f"{folder / name}: {', '.join(parts)}\n{folder / 'main.tex'} shows them: pdflatex main && "
+    )
     text += "bibtex main, then pdflatex main twice"
-    print_result(options, {"sweep": name, "paper": str(paper.folder), "files": parts}, text)
+    print_result(options, {"sweep": name, "paper": str(folder), "files": parts}, text)
 
 
-@dataclass(frozen=True)
-class PaperFolder:
-    """Where a paper's files go.
-
-    Attributes:
-        folder: The folder of the paper. The files of a sweep are in ``folder/<its name>/``.
-        width: Width of the table and of the figures, in inches.
-    """
-
-    folder: Path
-    width: float = COLUMN_WIDTH
-
-    @property
-    def main(self) -> Path:
-        """The document that shows every part, or the author's own of that name."""
-        return self.folder / "main.tex"
-
-
-def write_paper(study: Study, document: Document, paper: PaperFolder) -> None:
+def write_paper(
+    study: Study, document: Document, folder: Path, width: float = tex.COLUMN_WIDTH
+) -> None:
     """Write the files of a sweep, and ``main.tex`` if the folder has none.
 
     Args:
-        paper: Where the files go. A ``main.tex`` that is there is never replaced.
+        folder: The folder of the paper. The files of the sweep are in ``folder/<its name>/``. A
+            ``main.tex`` that is there is never replaced.
+        width: Width of the table and of the figures, in inches.
     """
-    own = paper.folder / study.name
+    own, main = folder / study.name, folder / "main.tex"
     drawn = [f for name in DRAWN_FIGURES for f in document.figures if re.fullmatch(name, f.name)]
     table = "ablation" if study.search is None else "configurations"
     floats = []
     contents: dict[Path, str | bytes] = {}
     for figure in drawn:
         path = own / "figures" / f"{figure.name}.pdf"
-        contents[path] = render_pdf(figure.plot, figure.name, paper.width)
+        contents[path] = render_pdf(figure.plot, figure.name, width)
         # the caption of a search's figure has the numbers that it shows
-        caption = escape_prose(figure.caption if study.search is None else figure.alt)
+        caption = tex.escape_prose(figure.caption if study.search is None else figure.alt)
         fields = {"sweep": study.name, "name": figure.name, "caption": caption}
-        star = "*" if paper.width > COLUMN_WIDTH else ""
-        floats.append(fill_latex(read_latex("figure.tex"), fields | {"star": star}))
+        star = "*" if width > tex.COLUMN_WIDTH else ""
+        floats.append(tex.fill_latex(read_latex("figure.tex"), fields | {"star": star}))
     texts = {
-        f"{table}.tex": write_table(study, paper.width),
+        f"{table}.tex": write_table(study, width),
         "figures.tex": "\n".join(floats),
         "methods.tex": write_methods(study),
     }
@@ -131,10 +113,10 @@ def write_paper(study: Study, document: Document, paper: PaperFolder) -> None:
     cited = list_citations("".join(texts.values()))
     texts["references.bib"] = "\n".join(known[key] for key in cited)
     contents |= {own / name: text for name, text in texts.items()}
-    if not paper.main.exists():
-        title = escape_latex(str(study.sweep.get("question") or study.name))
+    if not main.exists():
+        title = tex.escape_latex(str(study.sweep.get("question") or study.name))
         fields = {"title": title, "sweep": study.name, "table": table}
-        contents[paper.main] = fill_latex(read_latex("main.tex"), fields)
+        contents[main] = tex.fill_latex(read_latex("main.tex"), fields)
     for path, content in contents.items():
         write_atomic(path, content)
     for path in (own / "figures").glob("*.pdf"):
@@ -170,7 +152,7 @@ def list_citations(text: str) -> list[str]:
 def write_table(study: Study, width: float) -> str:
     """Return the main table, as wide as so many inches: the ablation, or the best of a search."""
     table = _ablation(study) if study.search is None else _best_trials(study, study.search)
-    return table_to_latex(table, f"{study.name}-{table.name}", width)
+    return tex.table_to_latex(table, f"{study.name}-{table.name}", width)
 
 
 def _best_trials(study: Study, search: SearchResults) -> Table:
@@ -266,7 +248,7 @@ def _record_fields(study: Study) -> dict[str, str]:
         if isinstance(value, int | float | str) and value not in ("", "model", "none"):
             values.setdefault(name, {})[value] = None
     return {
-        name: span(kept) or join(escape_latex(str(value)) for value in kept)
+        name: span(kept) or join(tex.escape_latex(str(value)) for value in kept)
         for name, kept in values.items()
     }
 
@@ -333,7 +315,7 @@ def _study_fields(study: Study) -> dict[str, str]:
         "if_holm": effects and tests is None,
         "if_pooled": tests is None and any(one.error for one in effects),
     }
-    fields: dict[str, str] = {name: escape_latex(text) for name, text in numbers.items()}
+    fields: dict[str, str] = {name: tex.escape_latex(text) for name, text in numbers.items()}
     fields |= {name: "" for name, holds in flags.items() if holds}
     return fields | {"parameters": span(map(study.parameters, study.cells))}
 
@@ -342,30 +324,28 @@ def _search_fields(study: Study) -> dict[str, str]:
     if (search := study.search) is None:
         return {}
     names, config, pruning = short_keys(search.keys), search.config, search.config.get("pruning")
-    space = [
-        f"{escape_latex(names[key])} of {join(escape_latex(format_setting(one)) for one in values)}"
-        for key, values in config["choices"].items()
-    ] + [
-        f"{escape_latex(names[key])} from {span([ends['low'], ends['high']])}"
-        for key, ends in config["ranges"].items()
-    ]
+    space = []
+    for key, values in config["choices"].items():
+        options = join(tex.escape_latex(format_setting(one)) for one in values)
+        space.append(f"{tex.escape_latex(names[key])} of {options}")
+    for key, ends in config["ranges"].items():
+        space.append(f"{tex.escape_latex(names[key])} from {span([ends['low'], ends['high']])}")
     title = find_member("search", "tables").objective_title
     goals = (
         f"{'lowest' if one.is_minimized else 'highest'} {title(one.name)}"
         for one in search.objectives
     )
     states = Counter(one.state for one in search.suggestions)
-    sampler = config["sampler"]
     return {
         "space": "; ".join(space),
-        "goals": escape_latex(join(goals)),
-        "sampler": escape_latex(sampler if isinstance(sampler, str) else sampler.get("name", "")),
+        "goals": tex.escape_latex(join(goals)),
+        "sampler": tex.escape_latex(split_sampler(config["sampler"])[0]),
         "search_seed": str(config["seed"]),
         "rungs": join(f"{share:.3g}" for share in (pruning or {}).get("rungs", ())),
         "pruning_rule": (pruning or {}).get("rule", ""),
         "suggestions": str(len(search.suggestions)),
         "outcomes": join(f"{count} ended as {state}" for state, count in sorted(states.items())),
-        "spent_flops": escape_latex(format_number(search.spent_flops)),
+        "spent_flops": tex.escape_latex(format_number(search.spent_flops)),
         "spent_time": format_duration(search.spent_seconds),
         "search_seeds": join(map(str, study.seeds)),
     }
@@ -374,7 +354,7 @@ def _search_fields(study: Study) -> dict[str, str]:
 def fill_sentence(template: str, fields: Mapping[str, str]) -> str:
     """Fill a template; return nothing if it names a field that has no value."""
     try:
-        return fill_latex(template, fields)
+        return tex.fill_latex(template, fields)
     except KeyError:
         return ""
 
@@ -384,7 +364,7 @@ def span(values: Iterable[Any]) -> str:
     numbers = sorted({value for value in values if isinstance(value, int | float)})
     ends = numbers[:1] + numbers[1:][-1:]
     texts = (f"{end:,}" if isinstance(end, int) else f"{end:g}" for end in ends)
-    return " to ".join(map(escape_latex, texts))
+    return " to ".join(map(tex.escape_latex, texts))
 
 
 def join(parts: Iterable[str]) -> str:

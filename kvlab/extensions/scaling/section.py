@@ -68,7 +68,7 @@ def _trend_entries(study: Study, trend: SizeTrend) -> doc.Entries:
             for end in (0, -1)
         )
         change = cols.difference_cell(metric, slope.value)
-        if trend.is_tested:
+        if trend.has_interval:
             interval = cols.range_cell(metric, trend.low, trend.high)
             corrected = cols.number_cell(trend.corrected_p, fmt.format_p_value)
             own = cols.number_cell(slope.p, fmt.format_p_value)
@@ -100,7 +100,7 @@ def _list_predictions(study: Study, trend: SizeTrend) -> list[Prediction]:
     ones only.
     """
     law = trend.law
-    if law is None or not trend.is_tested:
+    if law is None or not trend.has_interval:
         return []
     limit = MAX_EXTRAPOLATION * law.parameters[-1]
     named = tuple(float(target) for target in study.sweep["size"]["predict"])
@@ -141,10 +141,9 @@ def _figure(study: Study, trends: list[SizeTrend]) -> doc.Figure:
     y_axis = doc.Axis(f"difference in {fmt.short_title(metric)} ({fmt.difference_unit(metric)})")
     caption = texts.fill("caption of size trends", n=len(fitted), most=MAX_LINES)
     changes = "; ".join(
-        f"{trend.factor}={trend.level}: {fmt.difference_with_unit(metric, trend.slope.value)}"
+        f"{trend.factor}={trend.level}: {fmt.difference_with_unit(metric, trend.value)}"
         f" per tenfold size, {trend.verdict}"
         for trend in fitted
-        if trend.slope is not None
     )
     plot = doc.Plot(axis, y_axis, tuple(layers))
     return doc.Figure("size-trends", caption, f"{caption} {changes}.", plot)
@@ -166,7 +165,7 @@ def _draw_trend(study: Study, trend: SizeTrend, role: doc.Role) -> Iterator[doc.
     last = max([*(one.parameters for one in _list_predictions(study, trend)), law.parameters[-1]])
     ratio = (last / first) ** (1 / (_LINE_POINTS - 1))
     sizes = [*(first * ratio**n for n in range(_LINE_POINTS - 1)), last]
-    if not trend.is_tested:
+    if not trend.has_interval:
         means = [(size, math.fsum(law.by_seed(size)) / law.seeds) for size in sizes]
         yield doc.Line("", tuple(doc.Point(x, y, (name,), key) for x, y in means), role)
         return

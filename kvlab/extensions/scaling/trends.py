@@ -180,7 +180,12 @@ class SizeTrend:
     has_diverged: bool = False
 
     @property
-    def is_tested(self) -> bool:
+    def value(self) -> float:
+        """The slope, 0 without a law."""
+        return self.slope.value if self.slope else 0.0
+
+    @property
+    def has_interval(self) -> bool:
         return self.slope is not None and self.slope.kind == "tested" and not self.has_diverged
 
     @property
@@ -243,14 +248,13 @@ def estimate_size_trends(
         )
         trend = _fit_trend(factor, level, found, parameters)
         trends.append(replace(trend, has_diverged=has_diverged))
-    tested = [number for number, trend in enumerate(trends) if trend.is_tested]
+    tested = [number for number, trend in enumerate(trends) if trend.has_interval]
     trainings = pairs.name_trainings(cells)
     values = pairs.average_by_training(cells, trainings, metric)
     laws = [(trends[n].seeds, law.slopes) for n in tested if (law := trends[n].law)]
     weights = [pairs.sum_by_training(trends[n].weights, trainings) for n in tested]
     errors = pool_errors([dict(zip(*law, strict=True)) for law in laws], weights, values)
-    slopes = [slope.value for n in tested if (slope := trends[n].slope)]
-    tests = judge_family(slopes, errors, alpha)
+    tests = judge_family([trends[n].value for n in tested], errors, alpha)
     for number, error, test in zip(tested, errors, tests, strict=True):
         trends[number] = replace(
             trends[number], error=error, low=test.low, high=test.high, corrected_p=test.p

@@ -5,7 +5,6 @@ search is recorded and mirrored like any sweep. `Store.sweep` returns under ``se
 report needs besides the results; `kvlab.analysis.search_results` reads it.
 """
 
-import operator
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -95,20 +94,6 @@ class Searcher:
     def seconds(self) -> float:
         """Time spent searching, over all runs."""
         return self._seconds_before + time.monotonic() - self._started
-
-    def best(self) -> list[Suggestion]:
-        """Return the Pareto front: suggestions within the limits that no other one dominates."""
-        measured = [s for s in self.suggestions if s.observation.state == "ok" and s.has_trial]
-        signs = [1 if direction == "minimize" else -1 for direction in self._directions]
-        costs = [
-            tuple(sign * value for sign, value in zip(signs, s.observation.values, strict=True))
-            for s in measured
-        ]
-        return [
-            suggestion
-            for suggestion, own in zip(measured, costs, strict=True)
-            if not any(c != own and all(map(operator.le, c, own)) for c in costs)
-        ]
 
     @property
     def stage(self) -> Stage:

@@ -7,11 +7,12 @@ from typing import Any
 from kvlab.analysis.search_results import SearchResults, SuggestedTrial
 from kvlab.analysis.study import Study
 from kvlab.analysis.trial_rows import TrialRow
+from kvlab.extensions.search.optuna_sampler import limit_violations
 from kvlab.humanize import format_bytes, format_number
 from kvlab.report import document as doc
 from kvlab.report import formatting as fmt
 from kvlab.report import table_columns as cols
-from kvlab.spec.search_config import format_setting, short_keys
+from kvlab.spec.search_config import Limit, format_setting, short_keys
 
 _PLANNED = {
     "parameters": ("parameters", ""),
@@ -92,12 +93,9 @@ def objective_of_row(name: str, row: TrialRow) -> float | None:
 
 def breaks_limit(search: SearchResults, row: TrialRow) -> bool:
     """Return whether a trial is beyond any limit of the search."""
-    for name, limit in search.config["limits"].items():
-        value, low, high = objective_of_row(name, row), limit["at_least"], limit["at_most"]
-        is_low = value is not None and low is not None and value < low
-        if is_low or (value is not None and high is not None and value > high):
-            return True
-    return False
+    limits = {name: Limit(**bounds) for name, bounds in search.config["limits"].items()}
+    values = {name: v for name in limits if (v := objective_of_row(name, row)) is not None}
+    return any(violation > 0 for violation in limit_violations(limits, values).values())
 
 
 def row_of(study: Study, one: SuggestedTrial) -> TrialRow | None:

@@ -3,17 +3,10 @@
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-from kvlab.analysis.search_results import SearchResults
+from kvlab import own_extensions as own
 from kvlab.analysis.study import Study
 from kvlab.errors import UsageError
 from kvlab.humanize import suggest_name
-from kvlab.own_extensions import (
-    explain_missing,
-    import_late,
-    insert_after,
-    load_parts,
-    name_members,
-)
 from kvlab.report.document import Section
 from kvlab.report.sections import (
     answer,
@@ -68,21 +61,20 @@ SECTIONS: dict[str, SectionEntry] = {
 """The sections of a design's report by name, in order; those of the appendix come last."""
 
 
-for one in (part for parts in load_parts().values() for part in parts.sections):
-    entry = SectionEntry(import_late(one.make), one.compares_quality)
-    SECTIONS = insert_after(SECTIONS, one.after, {one.name: entry})
+for one in (part for parts in own.load_parts().values() for part in parts.sections):
+    entry = SectionEntry(own.import_late(one.make), one.compares_quality)
+    SECTIONS = own.insert_after(SECTIONS, one.after, {one.name: entry})
 
 
-def _of_search(make: Callable[[Study, SearchResults], Section | None]) -> SectionEntry:
-    def section(study: Study) -> Section | None:
-        assert study.search is not None, "only for searches"
-        return make(study, study.search)
-
-    return SectionEntry(section, False)
+def _of_search(make: Callable[..., Section | None]) -> SectionEntry:
+    return SectionEntry(lambda study: make(study, study.search), False)
 
 
 SEARCH_SECTIONS: dict[str, SectionEntry] = {
-    **{k: _of_search(import_late(make)) for k, make in name_members("search_sections").items()},
+    **{
+        k: _of_search(own.import_late(make))
+        for k, make in own.name_members("search_sections").items()
+    },
     "starts": SECTIONS["starts"],
     "provenance": SECTIONS["provenance"],
 }
@@ -96,7 +88,7 @@ def choose_sections(is_search: bool) -> dict[str, SectionEntry]:
     Raises:
         UsageError: The extension of searches is not there.
     """
-    if is_search and (missing := explain_missing("search")):
+    if is_search and (missing := own.explain_missing("search")):
         raise UsageError(f"search {missing}")
     return SEARCH_SECTIONS if is_search else SECTIONS
 

@@ -43,10 +43,7 @@ def _cell_entries(study: Study, levels: Levels) -> doc.Entries:
         text, csv = f"{count} of {total}" if count else "0", (count, total)
         diverged = doc.Cell(text, count, "bad" if count else "muted", csv=csv)
         yield doc.Column("diverged", True, hint, ("diverged", "trials")), diverged
-    size = cols.size_column("K/V cache", "one sequence at block size")
-    yield size, cols.size_cell(study.kv_bytes(levels))
-    hint = "the reference's KV bytes divided by the cell's"
-    yield "smaller", cols.smaller_cell(study, levels), hint
+    yield from cols.cache_entries(study, levels)
     column = cols.mean_column(cols.metric_title(metric), hint=METRICS[metric].title)
     yield column, cols.mean_cell(study, levels, metric)
     if (of_zero := cols.text_metric(study, 0.0)) is not None:

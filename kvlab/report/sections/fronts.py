@@ -27,10 +27,7 @@ def report_pareto(study: Study) -> doc.Section | None:
     note = texts.write("front of memory", study=study, diverged=diverged, **fields)
 
     def entries(levels: Levels) -> doc.Entries:
-        size = cols.size_column("K/V cache", "one sequence at block size")
-        yield size, cols.size_cell(study.kv_bytes(levels) or 0)
-        hint = "the reference's KV bytes divided by the cell's"
-        yield "smaller", cols.smaller_cell(study, levels), hint
+        yield from cols.cache_entries(study, levels)
         column = doc.Column(cols.metric_title(metric), True, "as ranked")
         yield column, cols.value_cell(metric, on_front[levels].mean)
         yield from cols.reference_entries(study, levels)

@@ -61,9 +61,8 @@ def _gap_entries(study: Study, levels: Levels) -> doc.Entries:
     ends = cols.range_cell(metric, min(gaps), max(gaps)) if len(gaps) > 1 else doc.EMPTY_CELL
     yield doc.Column("smallest and largest", True, "gap over seeds", heads), ends
     column = cols.simultaneous_column(metric, study.decide.alpha, "over trainings, for all cells")
-    is_tested = test.interval is not None
-    interval = doc.EMPTY_CELL if test.interval is None else cols.range_cell(metric, *test.interval)
-    yield column, interval
+    is_tested = test.kind == "tested"
+    yield column, cols.range_cell(metric, test.low, test.high) if is_tested else doc.EMPTY_CELL
     p = cols.number_cell(test.p if is_tested else None, fmt.format_p_value)
     yield "p", p, "corrected for all cells"
     verdict = doc.cell("within noise" if is_tested else "not tested", tone="muted")

@@ -9,8 +9,6 @@ from kvlab.analysis.study import Study
 from kvlab.cli.main import main
 from kvlab.extensions import paper as extension
 from kvlab.extensions.paper.paper import (
-    COLUMN_WIDTH,
-    PaperFolder,
     list_citations,
     read_latex,
     write_methods,
@@ -19,6 +17,7 @@ from kvlab.extensions.paper.paper import (
 )
 from kvlab.own_extensions import find_files
 from kvlab.report.report_files import make_document
+from kvlab.report.table_export import COLUMN_WIDTH
 from tests.report.reading import load
 from tests.support.golden import check_golden
 from tests.support.mlflow_contents import read_files
@@ -73,7 +72,7 @@ def assert_balanced(tex: str) -> None:
 
 def write(store, folder, sections=("pareto", "curves")) -> None:
     study = Study.load(store, "made", sections)
-    write_paper(study, make_document(study), PaperFolder(folder))
+    write_paper(study, make_document(study), folder)
 
 
 @pytest.fixture(scope="module")

@@ -17,7 +17,7 @@ from kvlab.sweep import Driver, plan
 from kvlab.sweep.executors.inline import InlineExecutor
 from tests.support import stub_search
 from tests.support.driver_process import read_logged_steps
-from tests.support.stub_search import RisingRun, away, history
+from tests.support.stub_search import RisingRun, away, find_best, history
 from tests.support.stub_trials import identify, write_sweep
 
 SEARCH = stub_search.PRUNED
@@ -98,7 +98,7 @@ def test_halving_trains_each_as_far_as_the_published_rule_says(tmp_path, seed, t
         expected_status = "done" if reached_rungs[point.trial_id] > len(rungs) else "pruned"
         assert store.status(point.trial_id) == expected_status
     assert summary.states["pruned"] == [store.status(t) for t in losses].count("pruned") > 0
-    assert search.best()[0].trial_id == min(losses, key=losses.get)
+    assert find_best(store, search)[0].trial_id == min(losses, key=losses.get)
 
 
 @pytest.fixture(scope="module")
@@ -161,24 +161,24 @@ def test_flops_are_those_really_spent(tmp_path, halved):
     )
     assert search.flops == pytest.approx(whole * steps / 20)
     budget = SEARCH.replace("trials: 12", f"flops: {4 * whole}")
-    _, search, driver = searching(tmp_path / "b", text=budget)
+    store, search, driver = searching(tmp_path / "b", text=budget)
     driver.run()
     assert len(search.suggestions) > 6  # four whole trainings would be four
     assert 4 * whole <= search.flops < 5 * whole
     assert "training FLOPs are spent" in search.stop_reason
-    assert search.best()
+    assert find_best(store, search)
 
 
 def test_a_budget_too_small_for_any_ends_with_one_answer(tmp_path):
     _, search, _ = searching(tmp_path)
     whole = search.plan.trials[0].flops
     text = SEARCH.replace("trials: 12", f"flops: {0.15 * whole}")
-    _, search, driver = searching(tmp_path, text=text)
+    store, search, driver = searching(tmp_path, text=text)
     assert driver.run().exit_code == 0
     assert len(search.suggestions) == 2
     assert [p.observation.state for p in search.suggestions].count("ok") == 1
     best = min(search.suggestions, key=lambda p: p.observation.rung_losses[0])
-    assert search.best() == [best]
+    assert find_best(store, search) == [best]
 
 
 MEDIAN = SEARCH.replace("rule: halving, factor: 3", "rule: median, rungs: [0.2, 0.5], startup: 3")

@@ -8,7 +8,7 @@ import pytest
 
 from kvlab.errors import SpecError, StoreError
 from kvlab.extensions.search.history import count_remaining_suggestions
-from tests.support.stub_search import SEARCH, Bowl, history, searching
+from tests.support.stub_search import SEARCH, Bowl, find_best, history, searching
 
 
 @pytest.fixture(scope="module")
@@ -23,7 +23,7 @@ def test_the_best_is_found_and_everything_is_in_the_record(searched):
     _, store, search, summary = searched
     assert (summary.exit_code, summary.states["done"]) == (0, 13)
     assert search.stop_reason == "12 trials are the budget"
-    best = search.best()[0]
+    best = find_best(store, search)[0]
     assert best.observation.values[0] < 0.3
     assert best.observation.values[0] == min(
         p.observation.values[0] for p in search.suggestions if p.observation.values
@@ -101,9 +101,9 @@ def test_several_objectives_give_a_front_and_several_in_flight_are_all_different
     suggested = [search.ask() for _ in range(5)]
     assert suggested[4] is None
     assert len({one.trial.id for one in suggested[:4]}) == 4
-    _, search, driver = searching(tmp_path / "b", text)
+    store, search, driver = searching(tmp_path / "b", text)
     driver.run()
-    front = sorted(p.observation.values for p in search.best())
+    front = sorted(p.observation.values for p in find_best(store, search))
     assert {kv for _, kv in front} == {p.observation.values[1] for p in search.suggestions}
     assert all(one[1] > other[1] for one, other in itertools.pairwise(front))
 
