@@ -66,7 +66,7 @@ def read_rows(store: Store, sweep: Mapping[str, Any]) -> list[TrialRow]:
     rows = []
     for cell in sweep["cells"]:
         levels = tuple(cell["levels"][factor] for factor in sweep["factors"])
-        # while its settings are tuned, a cell has no trials yet
+        # while its settings are found, a cell has no trials yet
         trials = cell["trials"] or dict.fromkeys(map(str, sweep["seeds"]), "")
         for seed, trial in trials.items():
             if trial not in results:  # several cells may share a trial

@@ -137,11 +137,5 @@ def _apply_state(effect: Effect, state: ClaimState, maximum: int, claims: int) -
     reach = t_bounds(state.sizes, maximum, effect.alpha)[-1] * state.error
     df, ends = state.sizes[-1] - 1, (state.value - reach, state.value + reach)
     own = Estimate(state.value, "tested", state.error, df, *ends, alone)
-    return replace(
-        effect,
-        estimate=own,
-        low=state.low,
-        high=state.high,
-        corrected_p=corrected,
-        level=effect.alpha / claims,
-    )
+    effect = replace(effect, estimate=own, low=state.low, high=state.high)
+    return replace(effect, corrected_p=corrected, level=effect.alpha / claims)

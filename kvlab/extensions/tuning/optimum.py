@@ -44,12 +44,11 @@ class TunedPoint:
 
 def read_points(entry: Mapping[str, Any]) -> tuple[TunedPoint, ...]:
     """Return the points of an architecture's entry in ``sweep.json``; see `write_point`."""
-    points = []
-    for point in entry["points"]:
-        recorded = point["losses"].items()
-        losses = {int(seed): math.inf if loss is None else loss for seed, loss in recorded}
-        points.append(TunedPoint(point["value"], losses))
-    return tuple(points)
+
+    def read(losses: Mapping[str, float | None]) -> dict[int, float]:
+        return {int(seed): math.inf if one is None else one for seed, one in losses.items()}
+
+    return tuple(TunedPoint(point["value"], read(point["losses"])) for point in entry["points"])
 
 
 def write_point(point: TunedPoint) -> dict[str, Any]:

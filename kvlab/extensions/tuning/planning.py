@@ -54,6 +54,12 @@ class Architecture:
         """The rate of the recipe."""
         return self.tuned_cell.experiment.training.learning_rate
 
+    def to_json(self) -> dict[str, Any]:
+        levels, cells = dict(self.tuned_cell.levels), [dict(cell.levels) for cell in self.cells]
+        points = [tuning.write_point(point) for point in self.points]
+        facts = {"levels": levels, "cells": cells, "recipe": self.recipe, "points": points}
+        return {**facts, "optimum": self.optimum and asdict(self.optimum)}
+
     @property
     def decision(self) -> str:
         """What was found, in words."""
@@ -77,14 +83,12 @@ class TuningPlanner:
         assert tune is not None, "only a sweep with tune is tuned"
         self._planner, self._sweep, self._store = planner, planner.sweep, planner.store
         self._tune: TuneConfig = tune
-        groups: dict[str, list[Cell]] = {}
-        tuned: dict[tuple[str, ...], Cell] = {}
+        groups, tuned = dict[str, list[Cell]](), dict[tuple[str, ...], Cell]()
         for cell in filter(is_tuned, self._sweep.cells()):
             own = tuple(level for f, level in cell.levels.items() if f not in self._tune.share)
             groups.setdefault(_recipe_key(tuned.setdefault(own, cell).experiment), []).append(cell)
-        self.architectures = tuple(
-            Architecture(tuple(cells), cells[0]) for cells in groups.values()
-        )
+        made = (Architecture(tuple(cells), cells[0]) for cells in groups.values())
+        self.architectures = tuple(made)
 
     def plan(self) -> Stage:
         """Return the first round with a trial that has not ended, or the end of the last one.
@@ -170,23 +174,13 @@ class TuningPlanner:
         ]
         digest = hashlib.sha256(json.dumps(cells, sort_keys=True).encode()).hexdigest()
         declared = {**self._tune.model_dump(mode="json", by_alias=True), "cells": digest}
-        architectures = [
-            {
-                "levels": dict(one.tuned_cell.levels),
-                "cells": [dict(cell.levels) for cell in one.cells],
-                "recipe": one.recipe,
-                "points": [tuning.write_point(point) for point in one.points],
-                "optimum": one.optimum and asdict(one.optimum),
-            }
-            for one in self.architectures
-        ]
         record = {
             "key": TUNED_KEY,
             "grid": list(self._tune.learning_rates),
             "seeds": list(self._tune.seeds),
             "tokens": self._tune.tokens,
             "is_over": is_over,
-            "architectures": architectures,
+            "architectures": [one.to_json() for one in self.architectures],
             "cells": [replace(cell, off=frozenset()).to_json() for cell in planned.cells],
         }
         found = tuple(f"Tuned for {one.decision}." for one in self.architectures if is_over)

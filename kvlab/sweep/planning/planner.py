@@ -203,7 +203,7 @@ class Stage:
 
     Attributes:
         plan: All trials up to this stage.
-        name: Shown to people, such as ``tuning 2``; empty for a sweep with one stage.
+        name: Shown to people, such as ``design``; empty for a sweep with one stage.
         number: Stages are counted from 1. ``sweep.json`` keeps the latest one.
         is_last: Whether no stage follows, however its trials end.
         declaration: What all stages share, as JSON. Drivers with other declarations cannot join.
