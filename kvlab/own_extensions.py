@@ -112,7 +112,8 @@ class Parts:
             dotted keys.
         file_problems: a function of an experiment that yields the files that it names and cannot
             read, when a sweep is loaded: a dotted key, and what follows it in the message.
-        members: table of the core -> name -> its entry there, or plain text where the table has it.
+        members: table of the core -> name -> its entry there, or plain text where the table has it;
+            what the core asks of one extension by role, such as ``searcher``, is a table of roles.
         sections: those of the report.
         commands: those of `kvlab`.
         evaluations: functions that measure a trained model, see

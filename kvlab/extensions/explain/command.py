@@ -83,8 +83,7 @@ def run(options: argparse.Namespace) -> int:
         return int(any(_list_problems([about]).values()))
     if not studies:
         raise UsageError(f"{store.path} holds no sweep yet; name another store with --store")
-    read, facts, lines = cache(partial(_read_origin, store)), [], []
-    is_damaged = False
+    read, facts, lines, is_damaged = cache(partial(_read_origin, store)), [], [], False
     for study in studies:
         with record_forms.refuse_malformed(study.name):
             answer = _look_up(study, text)
@@ -185,9 +184,8 @@ def _explain_trial(
     trial, training = origin["trial"], origin["training"]
     own = [(s, row) for s in studies for row in s.rows if row.trial == trial]
     measured = next((row.measurements for _, row in own if row.is_done), {})
-    sharing = {
-        row.trial for s in studies for row in s.rows if training and row.training == training
-    }
+    rows = [row for s in studies for row in s.rows]
+    sharing = {row.trial for row in rows if training and row.training == training}
     folders = [
         store.trial_directory(trial),
         *(store.attempt_directory(trial, number) for number in store.attempts(trial)),
@@ -202,10 +200,8 @@ def _explain_trial(
         "measurements": {name: measured[name] for name in METRICS.sort(measured)},
         **origin,
     }
-    cells = [f"{s.name}: {s.label(row.levels)} seed={row.seed}" for s, row in own]
-    lines = [
-        f"trial {trial}: {origin['status']}; {'; '.join(cells) or 'in no cell of these sweeps'}"
-    ]
+    cells = "; ".join(f"{s.name}: {s.label(row.levels)} seed={row.seed}" for s, row in own)
+    lines = [f"trial {trial}: {origin['status']}; {cells or 'in no cell of these sweeps'}"]
     for cell in facts["cells"]:
         lines += _format_levels(cell)
     lines.append(f"cached    {facts['cached']}")
@@ -213,12 +209,12 @@ def _explain_trial(
         lines.append(f"weights   also those of {shared}")
     lines += [f"folder    {path}" for path in facts["folders"]]
     lines += _format_origin(origin)
-    rows = [["recorded", "value", "unit", "what it is"]]
-    for name, value in facts["measurements"].items():
-        shown = f"{fmt.in_display_unit(name, value):.10g}"
-        rows.append([name, shown, fmt.display_unit(name), METRICS[name].title])
-    if len(rows) > 1:
-        lines += ["", format_table(rows, "lr")]
+    recorded = [
+        [name, _show(name, value, ".10g"), fmt.display_unit(name), METRICS[name].title]
+        for name, value in facts["measurements"].items()
+    ]
+    if recorded:
+        lines += ["", format_table([["recorded", "value", "unit", "what it is"], *recorded], "lr")]
     return facts, lines
 
 
@@ -394,10 +390,7 @@ def _explain_difference(
         "settings": list(settings),
         "notes": list(notes),
         "over_all_seeds": over_all_seeds,
-        "by_seed": [
-            {"seed": seed, "difference": value}
-            for seed, value in zip(found.seeds, sums, strict=True)
-        ],
+        "by_seed": [{"seed": s, "difference": d} for s, d in zip(found.seeds, sums, strict=True)],
         "computed": math.fsum(sums) / len(sums) if sums else None,
         "own_error": statistics.stdev(sums) / math.sqrt(len(sums)) if len(sums) > 1 else None,
     }

@@ -4,7 +4,6 @@ import argparse
 import json
 import sys
 import time
-from typing import Any
 
 from kvlab.cli import shared_arguments as shared
 from kvlab.errors import UsageError
@@ -26,12 +25,9 @@ examples:
 """
 
 
-def _find_modes() -> dict[str, Any]:
-    """Return the modules of other ways to run that extensions add, by the flags that ask for them.
-
-    A module has ``add_arguments``, ``check`` of all options, and ``run``.
-    """
-    return find_members("generate_modes")
+MODES = find_members("generate_modes")
+"""Flag -> the module of another way to run that an extension adds. It has ``add_arguments``,
+``check`` of all options, and ``run``."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -47,7 +43,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     shared.add_list(parser, "--set", "KEY=VALUE", "serve otherwise, as in serving.tie=adjacent:2")
     shared.add_flag(parser, "--uncached", "generate without a cache, the slow baseline")
     shared.add_flag(parser, "--random-weights", "draw the weights of a preset at random")
-    for mode in _find_modes().values():
+    for mode in MODES.values():
         mode.add_arguments(parser)
     shared.add_device(parser)
     shared.add_threads(parser)
@@ -59,10 +55,9 @@ def run(options: argparse.Namespace) -> None:
     from kvlab.store import Store
     from kvlab.trial.model_targets import open_model, override_serving
 
-    modes = _find_modes()
-    for one in modes.values():
+    for one in MODES.values():
         one.check(options)
-    mode = next((modes[name] for name in modes if getattr(options, name)), None)
+    mode = next((MODES[name] for name in MODES if getattr(options, name)), None)
     try:
         sampling = Sampling(options.temperature, options.top_k, options.top_p)
     except ValueError as error:

@@ -8,8 +8,7 @@ more than the cache, and no server holds them.
 import ctypes
 import gc
 import resource
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 import torch
@@ -43,28 +42,20 @@ def measure(session: Session) -> Iterator[Measurement]:
         session.on_notice("limit is left out: on CPU it needs --limit, such as --limit 8GiB")
         return
     lines: list[Measurement] = []
-    with move_off_device([variant.model for variant in session.variants]):
+    try:
+        for variant in session.variants:
+            variant.model.to("cpu")
+        gc.collect()
+        if device.type == "cuda":
+            release_workspaces()
+            torch.cuda.empty_cache()
         available, source = _available_memory(device, memory)
         for variant in session.variants:
             lines += _max_batch_lines(session, variant, memory, available, source)
-    yield from lines
-
-
-@contextmanager
-def move_off_device(models: Sequence[GPT]) -> Iterator[None]:
-    """Move models from CUDA to main memory for a while, and empty the allocator's cache."""
-    devices = [model.device for model in models]
-    for model in models:
-        model.to("cpu")
-    gc.collect()
-    if torch.cuda.is_available():
-        release_workspaces()
-        torch.cuda.empty_cache()
-    try:
-        yield
     finally:
-        for model, device in zip(models, devices, strict=True):
-            model.to(device)
+        for variant in session.variants:
+            variant.model.to(device)
+    yield from lines
 
 
 def _available_memory(device: torch.device, memory: int | None) -> tuple[int, str]:

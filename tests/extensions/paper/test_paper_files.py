@@ -19,6 +19,7 @@ from kvlab.own_extensions import find_files
 from kvlab.report.report_files import make_document
 from kvlab.report.table_export import COLUMN_WIDTH
 from tests.report.reading import load
+from tests.support.extensions import needs
 from tests.support.golden import check_golden
 from tests.support.mlflow_contents import read_files
 from tests.support.record_factory import Record
@@ -98,6 +99,7 @@ def check_paper(folder, name, table):
     return sorted(path.stem for path in (own / "figures").glob("*.pdf"))
 
 
+@needs("search")
 def test_the_texts_are_the_golden_ones_and_the_bibliography_holds_what_they_cite(paper, tmp_path):
     assert check_paper(paper[1], "ablation", "ablation") == ["curves", "pareto"]
     write(EVERY_OUTCOME.write(tmp_path / "store"), tmp_path / "paper", None)
@@ -131,8 +133,8 @@ def test_names_cannot_be_commands(tmp_path):
 @pytest.mark.parametrize(
     ("record", "words"),
     [
-        (SearchRecord(suggestions=[suggest(search_settings(1, 1e-3), "lost")]),
-         "measured configuration within the limits"),
+        pytest.param(SearchRecord(suggestions=[suggest(search_settings(1, 1e-3), "lost")]),
+                     "measured configuration within the limits", marks=needs("search")),
         (Record(seeds=(0,), status=lambda *_: "missing"), "no trial of made is done"),
     ],
 )  # fmt: skip
