@@ -16,7 +16,7 @@ from kvlab.report.sections import SECTIONS
 from tests.contracts.section_contract import ReportSectionContract
 from tests.report.full_record import RECORD, line
 from tests.report.reading import load, rows, tables
-from tests.support.record_factory import MatchedRecord, Record, TunedRecord
+from tests.support.record_factory import MatchedRecord, Record
 
 TOP_FIVE = (Path(__file__).parents[2] / "docs" / "extend" / "top_five.py").read_text()
 
@@ -29,7 +29,6 @@ def add_metric(result, _levels, _seed):
 
 OWN_RECORDS = {
     "extensions": Record(change=add_metric),
-    "tuned": TunedRecord(),
     "matched": MatchedRecord(),
     "divergence": Record(
         status=lambda levels, _: "diverged" if "mqa" in levels.values() else "done"
