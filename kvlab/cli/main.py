@@ -48,10 +48,10 @@ def main(argv: list[str] | None = None) -> int:
             return 0
         except Exception as error:
             extensions = sys.modules.get("kvlab.spec.extension_files")  # of users
-            place = extensions and extensions.locate_error(error)
-            if not place:
+            described = extensions and extensions.describe_error(error)
+            if not described:
                 raise
-            print(f"{place}: fails: {type(error).__name__}: {error}", file=sys.stderr)
+            print(described, file=sys.stderr)
             return 2
 
 

@@ -288,6 +288,11 @@ def _find_unknown_names(sweep: Sweep) -> Iterator[tuple[tuple[str | int, ...], s
         hint = suggest_name(metric, usable, f"use one of {', '.join(usable)}")
         rule = "is not measured" if metric not in METRICS else "has no better direction"
         yield ("decide", "metric"), f"decide.metric = {metric} {rule}; {hint}"
+    elif metric.endswith("_served") and not any(
+        cell.experiment.evaluation.served for cell in sweep.cells()
+    ):
+        rule = "is measured through the serving cache, and evaluation.served is false"
+        yield ("decide", "metric"), f"decide.metric = {metric} {rule}; set it, or use another"
     elif margin is not None and METRICS[metric].is_share and margin >= 1:
         rule = f"is not below 1, and {metric} is a share of 1; write one such as 0.01"
         yield ("decide", "margin"), f"decide.margin = {margin:g} {rule}"

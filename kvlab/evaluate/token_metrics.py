@@ -47,7 +47,8 @@ def score_tokens(
             for metric in metrics:
                 values = metric.score(logits.clone(), own)
                 if problem := find_value_problem(values, len(own)):
-                    raise MeasurementError(f"the metric {metric.name} {problem}")
+                    file = f"{metric.source.name}: " if metric.source else ""
+                    raise MeasurementError(f"{file}the metric {metric.name} {problem}")
                 found[metric.name].append(values.double().cpu().numpy())
         return {name: np.concatenate(values) for name, values in found.items()}
 

@@ -56,9 +56,6 @@ class TokenMixer(nn.Module, ABC):
     ) -> Tensor:
         """Mix x (B, C, E) with the past tokens of ``attention_pass``; return (B, C, E)."""
 
-    def reset_vectors(self) -> None:
-        """Set parameters of one dimension that start neither at 0 nor, as norms, at 1."""
-
 
 class Attention(TokenMixer):
     """Causal self-attention. A consumer of another layer's K/V has no K/V projections.

@@ -25,6 +25,7 @@ from kvlab.model.kernels.linear import Linear, LinearProducts
 from kvlab.model.rope import PassRotation, RopeTable, RotaryTables
 from kvlab.spec import ServingConfig
 from kvlab.spec.dtypes import KVStorage
+from kvlab.spec.flops import parameter_count
 from kvlab.spec.model_config import ModelConfig
 from kvlab.spec.training_config import find_checkpoint_tool
 
@@ -142,7 +143,11 @@ class GPT(nn.Module):
                 if config.position_scheme.has_embedding
                 else None
             )
-            self.blocks = nn.ModuleList(Block(config, layer) for layer in range(config.n_layer))
+            self.blocks = nn.ModuleList()
+            for layer in range(config.n_layer):
+                with torch.random.fork_rng(devices=[]):  # what a user's module draws by itself
+                    torch.manual_seed(_derive_seed(seed, f"blocks.{layer}"))
+                    self.blocks.append(Block(config, layer))
             self.norm = make_norm(config)
             self.lm_head = Linear(config.n_embd, config.vocab_size, bias=False)
         if config.tie_embeddings:
@@ -326,33 +331,34 @@ class GPT(nn.Module):
         Matrices are normal with a standard deviation of 0.02, divided by sqrt(2 n_layer) in
         projections into the residual stream. Biases are zero, norm weights one. The query, key
         and value rows of a ``qkv`` are drawn separately, so that MHA and MQA start from the same
-        queries. A tensor that is both K and V starts as V.
+        queries. A tensor that is both K and V starts as V. Parameters of a module that is neither a
+        linear layer, an embedding nor a norm keep the values that the module gave them.
         """
         residual_std = 0.02 / math.sqrt(2 * self.config.n_layer)
         for name, parameter in self.named_parameters():
+            owner = self.get_submodule(name.rpartition(".")[0])
+            if isinstance(owner, nn.RMSNorm | nn.LayerNorm):
+                nn.init.constant_(parameter, 1.0 if name.endswith(".weight") else 0.0)
+                continue
+            if not isinstance(owner, nn.Linear | nn.Embedding):
+                continue
             if parameter.dim() < 2:
-                is_norm = name.endswith(("norm.weight", "norm1.weight", "norm2.weight"))
-                nn.init.constant_(parameter, 1.0 if is_norm else 0.0)
+                nn.init.zeros_(parameter)
                 continue
             std = residual_std if name.endswith(("proj.weight", "down.weight")) else 0.02
             parts: dict[str, Tensor] = {name: parameter}
-            if name.endswith("qkv.weight"):
-                attention = self.get_submodule(name.removesuffix(".qkv.weight"))
-                assert isinstance(attention, Attention)
+            attention = self.get_submodule(name.rpartition(".")[0].rpartition(".")[0])
+            if isinstance(attention, Attention) and name.endswith(".qkv.weight"):
                 names = ("q", *attention.config.kv_form.parts)  # a latent may have no rotary key
                 widths = attention.widths if attention.store_width else attention.widths[:1]
                 rows = torch.split(parameter, widths)
                 parts = {f"{name}.{part}": own for part, own in zip(names, rows, strict=False)}
             for part, own in parts.items():
-                digest = hashlib.sha256(f"{seed}:{part}:{tuple(own.shape)}".encode()).digest()
-                number = int.from_bytes(digest[:8], "little") % 2**63
+                number = _derive_seed(seed, f"{part}:{tuple(own.shape)}")
                 generator = torch.Generator().manual_seed(number)
                 values = torch.empty(own.shape).normal_(0.0, std, generator=generator)
                 with torch.no_grad():
                     own.copy_(values)
-        for module in self.modules():
-            if isinstance(module, TokenMixer):
-                module.reset_vectors()
 
     @classmethod
     def from_pretrained(cls, path_or_repo: str | Path, **model_changes: Any) -> "GPT":
@@ -384,6 +390,21 @@ class GPT(nn.Module):
         """
         kind: str = find_checkpoint_tool("save")(self, folder, end_of_text=end_of_text)
         return kind
+
+
+def _derive_seed(seed: int, name: str) -> int:
+    digest = hashlib.sha256(f"{seed}:{name}".encode()).digest()
+    return int.from_bytes(digest[:8], "little") % 2**63
+
+
+def check_parameter_count(model: GPT) -> None:
+    """Raise ValueError if a model has other parameters than its forms and mixers declare."""
+    held = sum(parameter.numel() for parameter in model.parameters())
+    declared = parameter_count(model.config)
+    if held != declared:
+        text = f"the model has {held:,} parameters, and {declared:,} are declared; correct"
+        names = "up_weights and norm_weights of its form, or weights and vectors of its mixer"
+        raise ValueError(f"{text} {names}")
 
 
 def check_positions(config: ModelConfig, length: int, remedy: str) -> None:

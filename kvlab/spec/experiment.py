@@ -14,7 +14,6 @@ from kvlab.spec.evaluation_config import EvaluationConfig
 from kvlab.spec.extension_files import (
     ExtensionFile,
     Extensions,
-    find_form_problems,
     load_extension,
     offer_extensions,
 )
@@ -110,7 +109,6 @@ class Experiment(SpecModel):
             text = "measures the loss by tokens seen, of which data.mask_documents hides some"
             yield "evaluation.positions", f"{text}; turn one off"
         yield from self._find_symbol_problems()
-        yield from find_form_problems(model)
         yield from self._find_benchmark_problems()
         yield from self._find_training_problems()
         yield from self.training.kv.find_storage_problems(model, "training")

@@ -12,7 +12,7 @@ import linecache
 import sys
 import traceback
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, redirect_stdout
 from dataclasses import dataclass
 from functools import cached_property, partial
 from pathlib import Path
@@ -24,10 +24,9 @@ from pydantic import BeforeValidator, PlainSerializer, ValidationError, WithJson
 from kvlab.errors import Problem, SpecError
 from kvlab.spec import spec_model as spec
 from kvlab.spec.data_config import SOURCES
-from kvlab.spec.kv_forms import NAMED_FORMS, KVForm, StoredVectors
-from kvlab.spec.members import Member, offered
+from kvlab.spec.kv_forms import NAMED_FORMS, KVForm
+from kvlab.spec.members import Member, MemberError, offered
 from kvlab.spec.mixers import MIXERS, Mixer
-from kvlab.spec.model_config import ModelConfig
 from kvlab.spec.source_options import DocumentSource
 from kvlab.spec.token_metrics import TEXT_FIELDS, TokenMetric, read_metric_texts
 from kvlab.syntax_digest import DIGEST_LENGTH, digest_source
@@ -131,7 +130,8 @@ def load_extension(file: ExtensionFile, path: str | Path | None = None) -> Exten
         digest = hashlib.sha256(file.text.encode()).hexdigest()  # options are pickled by its name
         module = ModuleType(f"kvlab_extension_{digest[:DIGEST_LENGTH]}")
         sys.modules[module.__name__] = module
-        exec(compile(file.text, shown, "exec"), module.__dict__)
+        with redirect_stdout(sys.stderr):  # standard output may be JSON
+            exec(compile(file.text, shown, "exec"), module.__dict__)
     except SyntaxError as error:
         fail(error.lineno or 1, f"is no Python: {error.msg}")
     except Exception as error:
@@ -154,7 +154,7 @@ def _check_members(
 ) -> None:
     """Refuse members that cannot be told apart or have no module of torch."""
     names, tree = {*NAMED_FORMS, *MIXERS, *SOURCES}, ast.parse(text)
-    lines = {node.name: node.lineno for node in tree.body if isinstance(node, ast.ClassDef)}
+    lines, last = _list_class_lines(tree), max(1, len(text.splitlines()))
     kinds = {
         "kv_forms": (KVForm, "view"),
         "mixers": (Mixer, "module"),
@@ -163,8 +163,15 @@ def _check_members(
     }
     described = {(one.name, one.title, one.unit, one.better) for one in read_metric_texts(text)}
     for field, (base, place) in kinds.items():
-        for member in getattr(extension, field):
-            own, line = type(member), lines.get(type(member).__name__, 1)
+        members = getattr(extension, field)
+        if not isinstance(members, tuple):
+            given = type(members).__name__
+            fail(last, f"{field} is a {given} and no tuple; write {field}=({given}(),)")
+        for member in members:
+            if isinstance(member, type):
+                hint = f"which is a class; write {member.__name__}()"
+                fail(lines.get(member.__name__, last), f"{field} has {member.__name__}, {hint}")
+            own, line = type(member), lines.get(type(member).__name__, last)
             if not isinstance(member, base) or own.__module__ != module.__name__:
                 hint = f"give instances of {base.__name__}s that this file defines"
                 fail(line, f"{field} has {member!r}; {hint}")
@@ -179,8 +186,12 @@ def _check_members(
             if isinstance(member, TokenMetric):
                 fields = tuple(getattr(member, one, None) for one in TEXT_FIELDS)
                 if fields not in described:
-                    hint = "write name (a-z, 0-9, _), title, unit and better as plain text in it"
-                    fail(line, f"{own.__name__} is not described; {hint}")
+                    said = ", ".join(
+                        f"{key} = {v!r}" for key, v in zip(TEXT_FIELDS, fields, strict=True)
+                    )
+                    hint = "write each as plain text in the class, name of a-z, 0-9 and _, better"
+                    hint = f"{hint} as lower, higher or neither"
+                    fail(line, f"{own.__name__} is not described by {said}; {hint}")
                 continue
             is_there = isinstance(torch_class, str) and hasattr(module, torch_class)
             if not is_there and ":" not in str(torch_class):
@@ -220,28 +231,25 @@ def offer_extensions(data: Any) -> Iterator[None]:
     except ValidationError:
         raise
     except Exception as error:
-        if (place := locate_error(error)) is None:
+        if (described := describe_error(error)) is None:
             raise
-        text = f"{place}: fails: {type(error).__name__}: {error}"
-        spec.raise_problems([("extensions", f"has {text}")])
+        spec.raise_problems([("extensions", f"has {described}")])
     finally:
         offered.reset(token)
 
 
-def find_form_problems(model: ModelConfig) -> spec.Problems:
-    """Yield what a form of a user's file says that no cache can hold."""
-    form = model.kv_form
-    if form.source is None:
-        return
-    for layer in dict.fromkeys(model.layers):
-        stored = form.stored(layer)
-        are_vectors = isinstance(stored, tuple) and all(
-            isinstance(one, StoredVectors) and one.count >= 1 and one.size >= 1 for one in stored
-        )
-        if not are_vectors or len(stored) != len(form.parts):
-            text = f"stores {stored!r} in layers {layer.kind}; return one StoredVectors, of whole"
-            yield "model.kv", f"{text} numbers above 0, for each of its parts {form.parts!r}"
-            return
+def _list_class_lines(tree: ast.Module) -> dict[str, int]:
+    return {node.name: node.lineno for node in tree.body if isinstance(node, ast.ClassDef)}
+
+
+def describe_error(error: BaseException) -> str | None:
+    """Return an error of a loaded file with its place, ``file.py:12``; None if it is of no file."""
+    if isinstance(error, MemberError):
+        file, kind = error.member.source, type(error.member).__name__
+        line = _list_class_lines(ast.parse(file.text)).get(kind, 1)
+        return f"{file.name}:{line}: {error}"
+    place = locate_error(error)
+    return f"{place}: fails: {type(error).__name__}: {error}" if place else None
 
 
 def locate_error(error: BaseException) -> str | None:

@@ -14,7 +14,7 @@ from pydantic import WrapValidator
 
 from kvlab.own_extensions import find_members
 from kvlab.spec import spec_model as spec
-from kvlab.spec.members import DUMP_OFFERED, Member, accept_offered, find_offered
+from kvlab.spec.members import DUMP_OFFERED, Member, MemberError, accept_offered, find_offered
 
 if TYPE_CHECKING:
     from kvlab.spec.layer_config import LayerConfig
@@ -50,6 +50,17 @@ class KVForm(Member, ABC):
     @abstractmethod
     def stored(self, layer: "LayerConfig") -> tuple[StoredVectors, ...]:
         """Return what one token stores in a layer's cache slot."""
+
+    def check_stored(self, layer: "LayerConfig", stored: object) -> None:
+        """Raise MemberError if no cache can hold what `stored` has returned."""
+        are_vectors = isinstance(stored, tuple) and all(
+            isinstance(one, StoredVectors)
+            and all(isinstance(n, int) and n >= 1 for n in (one.count, one.size))
+            for one in stored
+        )
+        if not are_vectors or len(stored) != len(self.parts):  # type: ignore[arg-type]
+            text = f"stores {stored!r} in layers {layer.kind}; return a tuple of one StoredVectors,"
+            raise MemberError(self, f"{text} of whole numbers above 0, for each of {self.parts!r}")
 
     def count_heads(self, n_kv_head: int) -> int:
         """Return the K/V heads, or vectors in their place, of a layer with ``n_kv_head``."""

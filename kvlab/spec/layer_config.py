@@ -185,7 +185,11 @@ class LayerConfig:
 
     @property
     def stored(self) -> tuple[StoredVectors, ...]:
-        """What one token stores in the layer's cache slot."""
+        """What one token stores in the layer's cache slot.
+
+        Raises:
+            MemberError: a form of a user's file returns what no cache can hold.
+        """
         return self.mixer.stored(self)
 
     @property

@@ -42,6 +42,19 @@ class Member:
         return restore_member, (type(self).__qualname__, self.name, self.source.model_dump())
 
 
+class MemberError(Exception):
+    """A member of a user's file returned what cannot be used.
+
+    Args:
+        member: it, whose class has a line in the file.
+        text: what it returned, the rule and the way out.
+    """
+
+    def __init__(self, member: Member, text: str):
+        super().__init__(f"{type(member).__name__} {text}")
+        self.member = member
+
+
 offered: ContextVar[tuple[Member, ...]] = ContextVar("offered", default=())
 """What users' files add, while an experiment that lists the files is validated."""
 

@@ -94,7 +94,10 @@ class AttentionMixer(Mixer):
     settings = (*Mixer.settings, "position", "rope_theta", "rotary_share", "rope_scaling", "window")
 
     def stored(self, layer: "LayerConfig") -> tuple[StoredVectors, ...]:
-        return layer.kv_form.stored(layer)
+        stored, form = layer.kv_form.stored(layer), layer.kv_form
+        if form.source is not None:
+            form.check_stored(layer, stored)
+        return stored
 
     def _qkv_width(self, model: "ModelConfig", number: int) -> int:
         layer, is_owner = model.layers[number], model.kv_owners[number] == number

@@ -153,7 +153,10 @@ class SearchPoints:
         for number, path in enumerate(list_point_files(self._folder.parent), 1):
             if path.stem != format_level(number):
                 raise RecordDamaged(f"{self._folder / format_level(number)}.json is missing")
-            state = path.stat()
+            try:
+                state = path.stat()
+            except OSError as error:
+                raise RecordDamaged(f"{path} cannot be read: {error.strerror}") from None
             stamp = (state.st_mtime_ns, state.st_ino)
             if self._read.get(path.name, (None, {}))[0] != stamp:
                 self._read[path.name] = stamp, read_record(path)

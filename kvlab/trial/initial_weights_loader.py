@@ -11,6 +11,7 @@ from kvlab.errors import SourceDamaged, SourceMissing, StoreError
 from kvlab.fs.lease import Fence
 from kvlab.fs.sealed_files import read_sealed_json, write_sealed_json
 from kvlab.model import GPT
+from kvlab.model.gpt import check_parameter_count
 from kvlab.model.uptraining import initialize_from
 from kvlab.spec.training_config import find_checkpoint_tool
 from kvlab.store import Store
@@ -107,8 +108,10 @@ def train_trial(
         trunk = Trunk(store.trunk_directory(trial.trunk_id), frozenset(trial.shared_steps))
     source = trial.source_training
     begun_by = Store(directory.parent.parent).training_code(source.training_id) if source else []
+    model = GPT(trial.experiment.model, seed=trial.seed)
+    check_parameter_count(model)
     train(
-        GPT(trial.experiment.model, seed=trial.seed).to(device),
+        model.to(device),
         dataset,
         trial.experiment,
         seed=trial.seed,

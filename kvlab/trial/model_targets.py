@@ -74,8 +74,12 @@ def open_trial(prefix: str, store: Store) -> OpenedModel:
     """
     trial_id = store.find_trial(prefix)
     result = store.result(trial_id)
-    if result is None or not store.is_trained(result["training"]):
-        raise UsageError(f"trial {trial_id} is not trained yet; see `kvlab status`")
+    if result is None:
+        raise UsageError(f"trial {trial_id} has no result yet; see `kvlab status`")
+    if not store.is_trained(result["training"]):
+        text = f"the weights of trial {trial_id} are not in {store.path}, though its result is"
+        hint = "copy them with `kvlab copy --weights`, or use the store that trained it"
+        raise UsageError(f"{text}; {hint}")
     if unknown := trust_known(result["experiment"]):
         path = store.trial_directory(trial_id) / "trial.json"
         text = f"trial {trial_id} runs {unknown[0]}, code of its record that was never run on this"

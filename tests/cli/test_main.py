@@ -9,11 +9,17 @@ import pytest
 
 from kvlab.cli.commands import COMMANDS
 from kvlab.cli.main import main
-from kvlab.cli.shared_arguments import default_store, find_sweep_file, project_path
-from kvlab.errors import UsageError
+from kvlab.cli.shared_arguments import default_store, find_sweep_file, project_path, read_sweep
+from kvlab.errors import SpecError, UsageError
 from kvlab.store import Store
 from tests.support.stub_looks import KnownRun
-from tests.support.tiny_sweep import SHORT_REPORT, SWEEP, tiny_sweep_folder
+from tests.support.tiny_sweep import (
+    EXPERIMENT,
+    SHORT_REPORT,
+    SWEEP,
+    tiny_sweep_folder,
+    write_tiny_sweep,
+)
 
 
 def test_help_imports_nothing_heavy():
@@ -61,3 +67,12 @@ def test_a_closed_pipe_does_not_end_the_sweep(tmp_path, monkeypatch):
     store = Store(folder / "runs")
     assert [store.status(trial) for trial in store.trial_ids()] == ["done", "done"]
     assert (folder / "reports" / "s" / "report.md").exists()
+
+
+def test_nothing_is_decided_by_what_no_cell_measures(tmp_path):
+    one_shot = EXPERIMENT.replace("loss_tokens: 64", "loss_tokens: 64, served: false")
+    path = write_tiny_sweep(tmp_path, SWEEP + "decide: {metric: loss_served}\n", one_shot)
+    with pytest.raises(SpecError, match=r":7:18: decide.metric = loss_served is measured through"):
+        read_sweep(path)
+    (tmp_path / "e.yaml").write_text(EXPERIMENT)
+    assert read_sweep(path).decide.metric == "loss_served"

@@ -74,6 +74,7 @@ BODY = "class Form(KVForm):\n    name, view, parts = 'form', 'View', ('v',)\n"
 HEAD = "from kvlab.extend import Extension, KVForm, StoredVectors\nView = 1\n"
 STORED = "    def stored(self, layer):\n        return "
 END = "\nextension = Extension(kv_forms=(Form(),))\n"
+HAS = "e.yaml:2:13: extensions = {...} has mine.py:"
 MISTAKES = {
     "x = (": "mine.py:1:1: is no Python",
     "\nimport nothing_such": "mine.py:2:1: fails: ModuleNotFoundError",
@@ -84,10 +85,21 @@ MISTAKES = {
     f"{HEAD}{BODY}{STORED}()".replace("'View'", "'Other'")
     + END: "mine.py:3:1: Form has view = 'Other'",
     f"{HEAD}{BODY}{STORED}()".replace("('v',)", "()") + END: "mine.py:3:1: Form has parts = ()",
-    f"{HEAD}{BODY}{STORED}layer.nothing{END}": "e.yaml:2:13: extensions = {...} has mine.py:6: fails: AttributeError",
-    f"{HEAD}{BODY}{STORED}()" + END: "e.yaml:3:81: model.kv = form stores () in layers G",
-    f"{HEAD}extension = Extension(kv_forms=(1,))\n": "mine.py:1:1: kv_forms has 1",
+    f"{HEAD}{BODY}{STORED}layer.nothing{END}": f"{HAS}6: fails: AttributeError",
+    f"{HEAD}{BODY}{STORED}()" + END: f"{HAS}3: Form stores () in layers G; return a tuple of",
+    f"{HEAD}{BODY}{STORED}StoredVectors(1, 8)" + END: f"{HAS}3: Form stores StoredVectors(",
+    f"{HEAD}{BODY}{STORED}(StoredVectors(1, 8 / 2),)" + END: f"{HAS}3: Form stores (StoredVectors(",
+    f"{HEAD}extension = Extension(kv_forms=(1,))\n": "mine.py:3:1: kv_forms has 1",
+    f"{HEAD}{BODY}{STORED}()"
+    + END.replace("(Form(),)", "(Form,)"): "mine.py:3:1: kv_forms has Form",
+    f"{HEAD}{BODY}{STORED}()"
+    + END.replace("(Form(),)", "Form()"): "mine.py:7:1: kv_forms is a Form",
 }
+
+
+def test_what_a_file_prints_is_no_output(tmp_path, capsys):
+    load_experiment(write(tmp_path, f"print('hello')\n{EXAMPLE.read_text()}"))
+    assert capsys.readouterr() == ("", "hello\n")
 
 
 @pytest.mark.parametrize(("text", "message"), MISTAKES.items(), ids=range(len(MISTAKES)))

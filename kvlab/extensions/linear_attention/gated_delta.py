@@ -44,19 +44,14 @@ class GatedDelta(TokenMixer):
         self.alpha, self.beta = (
             nn.Linear(config.n_embd, self.states, bias=False) for _ in range(2)
         )
-        self.log_scale = nn.Parameter(torch.zeros(self.states))
-        self.offset = nn.Parameter(torch.zeros(self.states))
+        # memories of about 1 to 1,000 tokens, by the range of the scales and of the steps that
+        # Mamba-2 draws at random (arXiv 2405.21060)
+        place = (torch.arange(self.states) + 0.5) / self.states
+        self.log_scale = nn.Parameter(torch.log(1 + 15 * place))
+        step = 0.001 * 100**place
+        self.offset = nn.Parameter(torch.log(torch.expm1(step)))  # softplus gives the step
         self.norm = InputDtypeNorm(self.head_dim, eps=config.norm_eps)
         self.proj = Linear(own.out_width, config.n_embd, bias=config.bias)
-
-    @torch.no_grad()
-    def reset_vectors(self) -> None:
-        """Spread the states over memories of about 1 to 1,000 tokens, by the range of the scales
-        and of the steps that Mamba-2 draws at random (arXiv 2405.21060)."""
-        place = (torch.arange(self.states, device=self.offset.device) + 0.5) / self.states
-        self.log_scale.copy_(torch.log(1 + 15 * place))
-        step = 0.001 * 100**place
-        self.offset.copy_(torch.log(torch.expm1(step)))  # softplus gives the step
 
     def forward(
         self,
