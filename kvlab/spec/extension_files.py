@@ -165,8 +165,7 @@ def _check_members(
     for field, (base, place) in kinds.items():
         members = getattr(extension, field)
         if not isinstance(members, tuple):
-            given = type(members).__name__
-            fail(last, f"{field} is a {given} and no tuple; write {field}=({given}(),)")
+            fail(last, f"{field} = {members!r} is not a tuple; write it as in (MyForm(),)")
         for member in members:
             if isinstance(member, type):
                 hint = f"which is a class; write {member.__name__}()"

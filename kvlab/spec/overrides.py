@@ -100,8 +100,8 @@ def resolve_paths(data: dict[str, Any], folder: Path) -> dict[str, Any]:
 # cells are the same: a scale says what a level sets, and neither adds nor drops one.
 
 SCALED_KEYS = (
-    *("experiment", "factors", *name_members("preparations"), "seeds", "search", "decide", "size"),
-)
+    "experiment", "factors", *name_members("preparations"), "seeds", "search", "decide", "size",
+)  # fmt: skip
 """Keys of a sweep that a scale may set. The others make the question what it is."""
 
 

@@ -4,6 +4,7 @@ seeds: [0, 1, 2]
 seeds: 3                     # the same
 """
 
+from abc import abstractmethod
 from typing import Annotated, Any, ClassVar
 
 from pydantic import BeforeValidator, Field
@@ -50,6 +51,6 @@ class StagedSeeds(SpecModel):
     planner: ClassVar[str]
 
     @property
+    @abstractmethod
     def most(self) -> tuple[int, ...]:
         """All seeds that a cell may get."""
-        raise NotImplementedError

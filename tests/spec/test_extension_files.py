@@ -92,8 +92,7 @@ MISTAKES = {
     f"{HEAD}extension = Extension(kv_forms=(1,))\n": "mine.py:3:1: kv_forms has 1",
     f"{HEAD}{BODY}{STORED}()"
     + END.replace("(Form(),)", "(Form,)"): "mine.py:3:1: kv_forms has Form",
-    f"{HEAD}{BODY}{STORED}()"
-    + END.replace("(Form(),)", "Form()"): "mine.py:7:1: kv_forms is a Form",
+    f"{HEAD}{BODY}{STORED}()" + END.replace("(Form(),)", "Form()"): "mine.py:7:1: kv_forms = <",
 }
 
 
