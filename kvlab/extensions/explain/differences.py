@@ -289,10 +289,8 @@ def _format_difference(one: Facts) -> Iterator[str]:
             yield f"{text}; it is used, as pairing by seeds gains nothing here"
     value, error = one["value"], one["error"]
     if value is not None and error is not None:
-        own, text = (
-            one["own_error"],
-            f"standard error = {format_value(metric, error['value'], '.4g')}",
-        )
+        own = one["own_error"]
+        text = f"standard error = {format_value(metric, error['value'], '.4g')}"
         if own is not None and error["value"] > own * (1 + 1e-9):
             text += f", pooled; that of these seeds alone is {format_value(metric, own, '.4g')}"
         yield f"{text}; {error['df']:.3g} degrees of freedom"
