@@ -75,9 +75,8 @@ class Attention(TokenMixer):
         self.stored = self.config.stored
         self.widths = [self.q_rows, *(part.count * part.size for part in self.stored)]
         self.qkv = Linear(config.n_embd, self.q_rows + self.store_width, bias=config.bias)
-        if query_dim:
-            self.q_norm = InputDtypeNorm(query_dim, eps=config.norm_eps)
-            self.q_up = Linear(query_dim, self.config.q_width, bias=False)
+        self.q_norm = InputDtypeNorm(query_dim, eps=config.norm_eps) if query_dim else None
+        self.q_up = Linear(query_dim, self.config.q_width, bias=False) if query_dim else None
         norm = partial(InputDtypeNorm, self.config.head_dim, eps=config.norm_eps)
         self.query_norm = norm() if self.config.has_qk_norm else None
         self.key_norm = norm() if self.config.has_qk_norm and owns_kv else None
@@ -111,7 +110,7 @@ class Attention(TokenMixer):
             q = self.qkv(x, slice(self.q_rows))
         else:
             q = self.qkv(x)
-        if config.query_dim:
+        if self.q_norm is not None and self.q_up is not None:
             q = self.q_up(self.q_norm(q))
         q = q.view(batch, length, config.n_head, config.key_dim).transpose(1, 2)
         if self.query_norm is not None:

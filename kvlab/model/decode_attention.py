@@ -144,14 +144,15 @@ def attends_by_triton(q: Tensor, k: Keys, v: Stored) -> bool:
     torch's attention with a mask does not split a text among processors, so a small batch leaves
     most of them idle.
     """
+    if not are_kernels_usable(q.device):
+        return False
     stored = (k.stored, v, *([] if k.shared is None else [k.shared]))
     kinds = {
         part.codes.dtype.is_floating_point if isinstance(part, ScaledCodes) else None
         for part in stored
     }
     return (
-        are_kernels_usable(q.device)
-        and q.dtype in (torch.float16, torch.bfloat16, torch.float32)
+        q.dtype in (torch.float16, torch.bfloat16, torch.float32)
         and max(part.shape[3] for part in stored) <= MAX_WIDTH
         and len(kinds) == 1  # it converts all that it reads alike
         and not (torch.is_grad_enabled() and q.requires_grad)
