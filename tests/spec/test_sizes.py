@@ -9,6 +9,7 @@ from kvlab.spec import ModelConfig
 from kvlab.spec.flops import forward_flops, parameter_count
 from kvlab.spec.size_config import SIZES, count_size_parameters, find_matching_width
 from kvlab.sweep import plan
+from tests.support.extensions import needs
 from tests.support.spec_files import load_sweep_text
 from tests.support.stub_trials import identify
 
@@ -27,6 +28,7 @@ size: {factor: model, predict: [1e6]}
 """
 
 
+@needs("scaling")
 def test_sizes_count_the_weights_that_multiply_every_token(tmp_path):
     sweep = load_sweep_text(tmp_path, SWEEP)
     sizes = count_size_parameters(sweep, sweep.cells())
@@ -40,6 +42,7 @@ def test_sizes_count_the_weights_that_multiply_every_token(tmp_path):
             assert sizes[cell.levels["model"]] == sum(counted)
 
 
+@needs("scaling")
 def test_matched_cells_have_the_parameters_of_the_baseline_of_their_size(tmp_path):
     plain = load_sweep_text(tmp_path, SWEEP)
     sweep = load_sweep_text(tmp_path, SWEEP + "match: parameters\n")
