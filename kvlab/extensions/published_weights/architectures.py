@@ -8,20 +8,10 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any, ClassVar
 
+from kvlab.errors import PretrainedError
 from kvlab.extensions.published_weights import conversion as hf
 from kvlab.extensions.published_weights.conversion import Architecture, WeightMapping
 from kvlab.spec.model_config import ModelConfig
-
-_PLAIN = {
-    "kv": "separate",
-    "sink": "none",
-    "sink_tokens": 0,
-    "norm_placement": "pre",
-    "qk_norm": False,
-    "attention_scale": None,
-    "embedding_scale": 1.0,
-}
-"""What GPT-2 and Llama have alike."""
 
 _GPT2_LINEAR = {
     "attention.qkv": "attn.c_attn",
@@ -48,23 +38,10 @@ class GPT2(Architecture):
         "add_cross_attention": (False,),
         "tie_word_embeddings": (True,),
     }
-    required: ClassVar[dict[str, Any]] = {
-        **_PLAIN,
-        "position": "learned",
-        "norm": "layernorm",
-        "mlp": "gelu",
-        "bias": True,
-        "tie_embeddings": True,
-        "window": None,
-    }
 
     def read_config(self, hf_config: dict[str, Any]) -> dict[str, Any]:
         ffn_dim = hf_config.get("n_inner") or 4 * hf_config["n_embd"]
         return {**super().read_config(hf_config), "ffn_dim": ffn_dim}
-
-    def incompatibilities(self, config: ModelConfig) -> list[str]:
-        heads = {"n_kv_head": config.n_head, "head_dim": config.n_embd // config.n_head}
-        return hf.list_differences(config, heads) + super().incompatibilities(config)
 
     def write_config(self, config: ModelConfig) -> dict[str, Any]:
         dropout = dict.fromkeys(("resid_pdrop", "embd_pdrop", "attn_pdrop"), 0.0)
@@ -85,9 +62,6 @@ class GPT2(Architecture):
         for name, hf_name in norms.items():
             for part in ("weight", "bias"):
                 yield WeightMapping(f"{name}.{part}", (f"{hf_name}.{part}",))
-
-
-_ROTATED = {"position": "rope", "rotary_share": 1.0}
 
 
 class Llama(Architecture):
@@ -113,8 +87,8 @@ class Llama(Architecture):
         "attention_bias": (False,),
         "mlp_bias": (False,),
     }
-    required: ClassVar[dict[str, Any]] = {
-        **_PLAIN,
+    constants: ClassVar[dict[str, Any]] = {
+        "position": "rope",
         "norm": "rmsnorm",
         "mlp": "swiglu",
         "bias": False,
@@ -127,29 +101,20 @@ class Llama(Architecture):
     }
 
     def read_config(self, hf_config: dict[str, Any]) -> dict[str, Any]:
-        fields, kept = super().read_config(hf_config), ("norm", "mlp", "bias", "sink", "qk_norm")
+        fields = super().read_config(hf_config)
         n_head = fields["n_head"]
         return {
             **fields,
             "n_kv_head": hf_config.get("num_key_value_heads") or n_head,
             "head_dim": hf_config.get("head_dim") or hf_config["hidden_size"] // n_head,
-            "position": "rope",
             **self.read_rotations(hf_config),
             "tie_embeddings": bool(hf_config.get("tie_word_embeddings", False)),
-            **{key: self.required[key] for key in (*kept, "norm_placement")},
         }
 
     def read_rotations(self, hf_config: dict[str, Any]) -> dict[str, Any]:
         """Return the fields of a `ModelConfig` that say how layers rotate."""
         rope = hf_config.get("rope_parameters") or hf_config.get("rope_scaling") or {}
         return hf.read_rope(rope, hf_config.get("rope_theta") or 10_000.0, hf_config)
-
-    def incompatibilities(self, config: ModelConfig) -> list[str]:
-        return self.layer_incompatibilities(config) + super().incompatibilities(config)
-
-    def layer_incompatibilities(self, config: ModelConfig) -> list[str]:
-        """Return why the positions and windows of layers do not fit; empty if they do."""
-        return hf.list_differences(config, {**_ROTATED, "window": None})
 
     def write_config(self, config: ModelConfig) -> dict[str, Any]:
         layer = config.layers[0]
@@ -188,7 +153,7 @@ class Qwen3(Llama):
         "attention_bias": (False,),
         "use_sliding_window": (False,),
     }
-    required: ClassVar[dict[str, Any]] = {**Llama.required, "qk_norm": True}
+    constants: ClassVar[dict[str, Any]] = {**Llama.constants, "qk_norm": True}
     block_names: ClassVar[dict[str, str]] = {
         **Llama.block_names,
         "attention.query_norm": "self_attn.q_norm",
@@ -211,8 +176,8 @@ class Gemma3(Qwen3):
         "final_logit_softcapping": (None,),
         "use_bidirectional_attention": (False, None),
     }
-    required: ClassVar[dict[str, Any]] = {
-        **Qwen3.required,
+    constants: ClassVar[dict[str, Any]] = {
+        **Qwen3.constants,
         "mlp": "geglu",
         "norm_placement": "sandwich",
     }
@@ -251,26 +216,13 @@ class Gemma3(Qwen3):
             if key[0].upper() in letters["attention_pattern"]
         }
 
-    def incompatibilities(self, config: ModelConfig) -> list[str]:
-        wanted = {"embedding_scale": config.n_embd**0.5, "attention_scale": config.attention_scale}
-        required = {**self.required, **wanted, "kv_owners": tuple(range(config.n_layer))}
-        local = [layer for layer in config.layers if layer.window is not None]
-        full = [layer for layer in config.layers if layer.window is None]
-        equal = ("n_kv_head", "head_dim")
-        problems = hf.list_differences(config, {**required, **_ROTATED}, equal)
-        if any(len({(one.rotation, one.window) for one in kind}) > 1 for kind in (local, full)):
-            problems.append("layers of one kind differ")
-        scalar = self._scalar(config)
-        if abs(scalar - round(scalar)) >= 1e-6 * scalar:
-            problems.append("attention_scale is not 1 / sqrt(a whole number)")
-        return problems
-
-    def _scalar(self, config: ModelConfig) -> float:
-        return config.head_dim if config.attention_scale is None else config.attention_scale**-2
-
     def write_config(self, config: ModelConfig) -> dict[str, Any]:
         hf_config = super().write_config(config)
         del hf_config["rope_theta"]
+        scale = config.attention_scale
+        scalar = config.head_dim if scale is None else scale**-2
+        if abs(scalar - round(scalar)) >= 1e-6 * scalar:
+            raise PretrainedError("attention_scale is not 1 / sqrt(a whole number)")
         return {
             **hf_config,
             **hf.write_layer_types(config),
@@ -278,8 +230,8 @@ class Gemma3(Qwen3):
                 "sliding_attention" if layer.window else "full_attention": hf.write_rope(layer)
                 for layer in config.layers
             },
-            "query_pre_attn_scalar": round(self._scalar(config)),
-            "attention_scale": config.attention_scale,  # ours: to the last bit
+            "query_pre_attn_scalar": round(scalar),
+            "attention_scale": scale,  # ours: to the last bit
             "pad_token_id": None,  # the default is of another tokenizer
         }
 
@@ -298,11 +250,6 @@ class Mistral(Llama):
         window = hf_config.get("sliding_window")
         local_layers = {} if window is None else {"attention_pattern": "L", "window": window}
         return {**super().read_config(hf_config), **local_layers}
-
-    def layer_incompatibilities(self, config: ModelConfig) -> list[str]:
-        problems = hf.list_differences(config, _ROTATED, ("window",))
-        is_global = any(layer.window is None for layer in config.layers)
-        return [*problems, "some layers are global"] if is_global else problems
 
     def write_config(self, config: ModelConfig) -> dict[str, Any]:
         return {**super().write_config(config), "sliding_window": config.layers[0].window}
@@ -332,16 +279,6 @@ class SmolLM3(Llama):
             "window": window if "L" in letters else None,
             "kinds": {letter: kinds[letter] for letter in kinds if letter in letters},
         }
-
-    def layer_incompatibilities(self, config: ModelConfig) -> list[str]:
-        problems = []
-        if any(layer.position not in ("rope", "none") for layer in config.layers):
-            problems.append("position is not rope or none")
-        if any(layer.rotary_dim not in (0, layer.head_dim) for layer in config.layers):
-            problems.append("rotary_share is not 0 or 1")
-        if len({layer.window for layer in config.layers} - {None}) > 1:
-            problems.append("window differs between local layers")
-        return problems
 
     def write_config(self, config: ModelConfig) -> dict[str, Any]:
         return {

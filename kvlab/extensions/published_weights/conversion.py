@@ -70,7 +70,7 @@ class Architecture(ABC):
         ignored_suffixes: endings of tensors that are not weights (masks, frequencies).
         fields: of a `ModelConfig` -> keys of ``config.json``.
         supported: the values that other keys may have; the first is the default, and written.
-        required: fields of a model that can be written so.
+        constants: fields that every model of this architecture has, beside kvlab's defaults.
     """
 
     model_type: str
@@ -79,7 +79,7 @@ class Architecture(ABC):
     ignored_suffixes: tuple[str, ...] = ()
     fields: ClassVar[dict[str, str]]
     supported: ClassVar[dict[str, tuple[Any, ...]]]
-    required: ClassVar[dict[str, Any]]
+    constants: ClassVar[dict[str, Any]] = {}
 
     def read_config(self, hf_config: dict[str, Any]) -> dict[str, Any]:
         """Return the fields of a `ModelConfig`.
@@ -88,12 +88,16 @@ class Architecture(ABC):
             PretrainedError: the checkpoint uses something that `GPT` does not have.
         """
         require_values(hf_config, self.supported)
-        return {field: hf_config[key] for field, key in self.fields.items()}
+        return self.constants | {field: hf_config[key] for field, key in self.fields.items()}
 
     def write_config(self, config: ModelConfig) -> dict[str, Any]:
-        """Return Hugging Face's configuration of a model without `incompatibilities`.
+        """Return Hugging Face's configuration of a model.
 
-        Token ids are left out: they belong to the tokenizer.
+        What the architecture does not have is lost. Token ids are left out: they belong to the
+        tokenizer.
+
+        Raises:
+            PretrainedError: the model has what no configuration can say.
         """
         return {
             "model_type": self.model_type,
@@ -101,11 +105,6 @@ class Architecture(ABC):
             **{key: getattr(config, field) for field, key in self.fields.items()},
             **{key: values[0] for key, values in self.supported.items()},
         }
-
-    def incompatibilities(self, config: ModelConfig) -> list[str]:
-        """Return why a model cannot be written as this architecture; empty if it can."""
-        required = {**self.required, "kv_owners": tuple(range(config.n_layer))}
-        return list_differences(config, required)
 
     @abstractmethod
     def iter_weights(self, config: ModelConfig) -> Iterator[WeightMapping]:
@@ -120,30 +119,6 @@ def require_values(hf_config: dict[str, Any], supported: dict[str, tuple[Any, ..
             usable = " or ".join(map(str, values))
             text = f"config.json: {key} = {value} is not supported"
             raise PretrainedError(f"{text}; only {usable} is")
-
-
-def list_differences(
-    config: ModelConfig,
-    required: dict[str, Any],
-    equal: Sequence[str] = ("n_kv_head", "head_dim", "rope_theta", "rope_scaling"),
-) -> list[str]:
-    """Return why a model does not fit an architecture; empty if it does.
-
-    Args:
-        required: values that the model, or all of its layers, must have.
-        equal: fields that must be equal in all layers.
-    """
-    if not all(layer.stores_tokens for layer in config.layers):
-        return ["some layers have another mixer than attention"]
-    differences = []
-    for field, value in required.items():
-        owners = config.layers if hasattr(config.layers[0], field) else (config,)
-        if any(getattr(owner, field) != value for owner in owners):
-            differences.append(f"{field} is not {value}")
-    for field in equal:
-        if field not in required and len({getattr(layer, field) for layer in config.layers}) > 1:
-            differences.append(f"{field} differs between layers")
-    return differences
 
 
 _YARN_TURNS = {"beta_fast": 32, "beta_slow": 1}

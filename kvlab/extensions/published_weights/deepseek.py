@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 from typing import Any
 
+from kvlab.errors import PretrainedError
 from kvlab.extensions.published_weights import conversion as hf
 from kvlab.extensions.published_weights.architectures import Llama
 from kvlab.extensions.published_weights.conversion import WeightMapping
@@ -38,16 +39,10 @@ class DeepSeekV2(Llama):
         hf.require_values(rope, {"rope_type": ("default",)})
         return {**super().read_config(hf_config), "head_dim": head_dim, "kv": kv}
 
-    def incompatibilities(self, config: ModelConfig) -> list[str]:
-        problems = super().incompatibilities(config)
-        if getattr(config.kv, "name", "") == "latent" and getattr(config.kv, "groups", 1) == 1:
-            problems.remove("kv is not separate")
-            fixed = {"norm_eps": self.LATENT_NORM_EPS, "rope_scaling": None}
-            return problems + hf.list_differences(config, fixed)
-        return [*problems, "kv is not one latent"]
-
     def write_config(self, config: ModelConfig) -> dict[str, Any]:
         kv: Any = config.kv
+        if getattr(kv, "name", "") != "latent":
+            raise PretrainedError("kv is not latent")
         return {
             **super().write_config(config),
             "num_key_value_heads": config.n_head,

@@ -1,32 +1,22 @@
 """Find and check checkpoints in Hugging Face's format, in a folder or a repository, without torch.
 
-Nothing in a checkpoint is trusted: no code of it runs, no pickle is opened, and its sizes are
-compared with each other before memory is taken.
+Nothing in a checkpoint is trusted: no code of it runs, and no pickle is opened.
 """
 
-import json
-import math
 import re
 from pathlib import Path
 from typing import Any
 
 from kvlab.data.data_dir import cached_sha256
 from kvlab.errors import DataError, PretrainedError
-from kvlab.fs.atomic_files import open_regular, parse_json, read_regular
+from kvlab.fs.atomic_files import parse_json, read_regular
 from kvlab.humanize import summarize_error
 
 DOWNLOAD_PATTERNS = ["config.json", "*.safetensors", "*.safetensors.index.json"]
 
 MAX_CONFIG_BYTES = 1_000_000
-MAX_HEADER_BYTES = 100_000_000
-"""As in the reference implementation of safetensors."""
 
 _PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl", ".pickle")
-
-_DTYPE_BITS = {
-    "BOOL": 8, "U8": 8, "I8": 8, "F8_E4M3": 8, "F8_E5M2": 8, "U16": 16, "I16": 16, "F16": 16,
-    "BF16": 16, "U32": 32, "I32": 32, "F32": 32, "U64": 64, "I64": 64, "F64": 64,
-}  # fmt: skip
 
 _REPOSITORY = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?\Z")
 
@@ -116,67 +106,3 @@ def read_checkpoint_config(folder: Path) -> dict[str, Any]:
         text = "auto_map names code of the checkpoint, which kvlab never runs; remove auto_map"
         raise PretrainedError(f"{path}: {text} if its model is a plain one of its model_type")
     return config
-
-
-def check_tensor_file(path: Path) -> int:
-    """Check the header of a safetensors file against itself and the file's size.
-
-    Tensors have to fill the file without a gap or an overlap, as the format says.
-
-    Returns:
-        The number of elements of all tensors.
-
-    Raises:
-        PretrainedError: The file is not what its header says.
-    """
-    try:
-        with open_regular(path) as file:
-            size = file.seek(0, 2)
-            file.seek(0)
-            length = int.from_bytes(file.read(8), "little")
-            if not 2 <= length <= min(MAX_HEADER_BYTES, size - 8):
-                raise ValueError(f"its header would have {length:,} bytes, of {size:,} in the file")
-            header = parse_json(file.read(length))
-        if not isinstance(header, dict):
-            raise ValueError("its header is no object of tensors")
-        header.pop("__metadata__", None)
-        return _check_layout(header, size - 8 - length)
-    except (OSError, ValueError) as error:
-        reason = getattr(error, "strerror", None) or summarize_error(error)
-        raise PretrainedError(f"{path} cannot be read: {reason}") from None
-
-
-def _check_layout(header: dict[str, Any], data_bytes: int) -> int:
-    """Return the elements of all tensors, which together have to fill ``data_bytes``."""
-    spans, elements, position = [], 0, 0
-    for name, facts in header.items():
-        shape, (begin, end) = _read_tensor_facts(name, facts)
-        if end - begin != math.prod(shape) * _DTYPE_BITS[facts["dtype"]] // 8:
-            raise ValueError(f"{_quote(name)} of shape {shape} cannot have {end - begin:,} bytes")
-        spans.append((begin, end, name))
-        elements += math.prod(shape)
-    for begin, end, name in sorted(spans):
-        if begin != position:
-            raise ValueError(f"{_quote(name)} begins at byte {begin:,}, not at {position:,}")
-        position = end
-    if position != data_bytes:
-        raise ValueError(f"its tensors end at byte {position:,} of {data_bytes:,}")
-    return elements
-
-
-def _read_tensor_facts(name: str, facts: Any) -> tuple[list[int], tuple[int, int]]:
-    """Return shape and place of a tensor, after a check of their types."""
-    if not isinstance(facts, dict) or not {"dtype", "shape", "data_offsets"} <= facts.keys():
-        raise ValueError(f"{_quote(name)} has no dtype, shape and data_offsets")
-    shape, offsets = facts["shape"], facts["data_offsets"]
-    for numbers in (shape, offsets):
-        if not isinstance(numbers, list) or any(type(n) is not int or n < 0 for n in numbers):
-            raise ValueError(f"{_quote(name)} has a shape or offsets that are no counts")
-    if facts["dtype"] not in _DTYPE_BITS or len(offsets) != 2:
-        raise ValueError(f"{_quote(name)} has the dtype {_quote(facts['dtype'])}, which is unknown")
-    return shape, (offsets[0], offsets[1])
-
-
-def _quote(text: Any) -> str:
-    """Return a name from a file, short, without characters that a terminal would obey."""
-    return json.dumps(text)[:80]

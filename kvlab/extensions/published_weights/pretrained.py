@@ -3,14 +3,16 @@
 Weights are read from safetensors alone, never from pickles, which can run code.
 """
 
-from contextlib import ExitStack
+import math
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import psutil
 import torch
 from pydantic import ValidationError
-from safetensors import safe_open
+from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
@@ -26,12 +28,12 @@ from kvlab.extensions.published_weights.architectures import (
 from kvlab.extensions.published_weights.conversion import Architecture
 from kvlab.extensions.published_weights.deepseek import DeepSeekV2
 from kvlab.extensions.published_weights.files import (
-    check_tensor_file,
     list_checkpoint_files,
     read_checkpoint_config,
     resolve_checkpoint_folder,
 )
-from kvlab.fs.atomic_files import write_json
+from kvlab.fs.atomic_files import open_regular, write_json
+from kvlab.humanize import summarize_error
 from kvlab.spec.flops import parameter_count
 from kvlab.spec.model_config import ModelConfig
 
@@ -73,19 +75,51 @@ def read_config(folder: Path) -> tuple[Architecture, ModelConfig]:
         text = f"{folder}/config.json: model_type = {model_type} is not one of {supported}"
         raise PretrainedError(text)
     architecture = ARCHITECTURES[model_type]
+    return architecture, _read_model(architecture, hf_config, f"{folder}/config.json: ")
+
+
+def _read_model(architecture: Architecture, hf_config: dict[str, Any], place: str) -> ModelConfig:
+    """Return the model of a configuration; errors begin with ``place``."""
     try:
-        return architecture, ModelConfig(**architecture.read_config(hf_config))
+        return ModelConfig(**architecture.read_config(hf_config))
+    except PretrainedError:
+        raise
     except KeyError as error:
-        raise PretrainedError(f"{folder}/config.json: {error} is missing") from None
+        raise PretrainedError(f"{place}{error} is missing") from None
     except ValidationError as error:
         first = error.errors()[0]
         value = f"{'.'.join(map(str, first['loc']))} = {str(first['input'])[:80]}"
-        raise PretrainedError(f"{folder}/config.json: {value}: {first['msg']}") from None
+        raise PretrainedError(f"{place}{value}: {first['msg']}") from None
     except (TypeError, AttributeError, ValueError, ArithmeticError) as error:
-        if isinstance(error, PretrainedError):
-            raise
-        text = f"{folder}/config.json: a setting has a value of another kind ({error})"
+        text = f"{place}a setting has a value of another kind ({error})"
         raise PretrainedError(text) from None
+
+
+def list_losses(architecture: Architecture, config: ModelConfig) -> list[str]:
+    """Return what of a model would not be read again from its configuration; empty if all would."""
+    try:
+        read = _read_model(architecture, architecture.write_config(config), "").computation()
+    except PretrainedError as error:
+        return [str(error)]
+    own = config.computation()
+    keys = [key for key in own | read if own.get(key) != read.get(key)]
+    return [f"{key} is not {read.get(key)}" for key in keys]
+
+
+@contextmanager
+def _open_tensors(path: Path) -> Iterator[Any]:
+    """Yield a safetensors file, whose header the library compares with the file.
+
+    Raises:
+        PretrainedError: it is no such file.
+    """
+    try:
+        open_regular(path).close()  # a pipe might never answer
+        file = safe_open(path, framework="pt")
+    except (OSError, SafetensorError) as error:
+        raise PretrainedError(f"{path} cannot be read: {summarize_error(error)}") from None
+    with file:
+        yield file
 
 
 def check_sizes(folder: Path, config: ModelConfig) -> None:
@@ -96,7 +130,10 @@ def check_sizes(folder: Path, config: ModelConfig) -> None:
     Raises:
         PretrainedError: The files have less than half of the model, or memory is too small.
     """
-    held = sum(map(check_tensor_file, list_checkpoint_files(folder)[1:]))
+    held = 0
+    for path in list_checkpoint_files(folder)[1:]:
+        with _open_tensors(path) as file:
+            held += sum(math.prod(one.get_shape()) for one in map(file.get_slice, file.keys()))
     parameters = parameter_count(config)
     needed = 4 * parameters
     size = f"a model of {parameters:,} parameters, {needed:,} bytes in float32"
@@ -119,11 +156,7 @@ def load_weights(model: "GPT", folder: Path, architecture: Architecture) -> None
     with ExitStack() as stack:
         files: dict[str, Any] = {}  # of each tensor
         for path in list_checkpoint_files(folder)[1:]:
-            check_tensor_file(path)
-            try:
-                file = stack.enter_context(safe_open(path, framework="pt"))
-            except Exception as error:
-                raise PretrainedError(f"{path} cannot be read: {error}") from None
+            file = stack.enter_context(_open_tensors(path))
             files |= dict.fromkeys(file.keys(), file)
         # GPT-2's original files omit the prefix of a language model's checkpoint
         prefix = architecture.prefix
@@ -173,8 +206,8 @@ def save_pretrained(model: "GPT", folder: str | Path, *, end_of_text: int | None
     """
     reasons = []
     for model_type, architecture in ARCHITECTURES.items():
-        incompatibilities = architecture.incompatibilities(model.config)
-        if not incompatibilities:
+        losses = list_losses(architecture, model.config)
+        if not losses:
             hf_config = architecture.write_config(model.config)
             hf_config |= {"bos_token_id": end_of_text, "eos_token_id": end_of_text}
             parameters = dict(model.named_parameters())
@@ -186,5 +219,5 @@ def save_pretrained(model: "GPT", folder: str | Path, *, end_of_text: int | None
             save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
             write_json(folder / "config.json", hf_config)
             return model_type
-        reasons.append(f"not {model_type}: {', '.join(incompatibilities)}")
+        reasons.append(f"not {model_type}: {', '.join(losses)}")
     raise PretrainedError(f"no Hugging Face architecture fits this model: {'; '.join(reasons)}")

@@ -10,7 +10,6 @@ import pytest
 
 from kvlab.errors import PretrainedError
 from kvlab.extensions.published_weights import pretrained as pretrained_module
-from kvlab.extensions.published_weights.files import check_tensor_file
 from kvlab.model import GPT
 from kvlab.spec import ModelConfig
 
@@ -63,7 +62,7 @@ def test_pickles_are_named_and_never_opened(tmp_path, write):
     with pytest.raises(PretrainedError, match=r"pytorch_model\.bin, which is not opened.*convert"):
         GPT.from_pretrained(folder)
     (folder / "pytorch_model.bin").rename(folder / "model.safetensors")  # a pickle in disguise
-    with pytest.raises(PretrainedError, match="its header would have"):
+    with pytest.raises(PretrainedError, match="header too large"):
         GPT.from_pretrained(folder)
     assert not (tmp_path / "ran").exists()
 
@@ -105,45 +104,33 @@ def test_memory_that_is_not_there_is_refused(write, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("facts", "message"),
+    "facts",
     [
-        ({"data_offsets": [0, 10**12]}, "cannot have"),
-        ({"data_offsets": [-8, 88]}, "no counts"),
-        ({"shape": [2**33, 2**33, 0]}, "cannot have"),
-        ({"shape": [True]}, "no counts"),
-        ({"dtype": "\x1b[31m"}, r"dtype \"\\u001b"),
-        ({"data_offsets": [0]}, "unknown"),
-        ({"shape": "24"}, "no counts"),
+        {"data_offsets": [0, 10**12]},
+        {"data_offsets": [8, 104]},
+        {"shape": [2**33, 2**33, 0]},
+        {"dtype": "F16"},
+        None,
     ],
 )
-def test_a_header_is_checked_against_the_file(write, whole, facts, message):
-    header = {**whole[1], BIAS: {**whole[1][BIAS], **facts}}
-    with pytest.raises(PretrainedError, match=message):
-        GPT.from_pretrained(write(header=header))
-
-
-def test_tensors_neither_overlap_nor_leave_gaps(write, whole):
+def test_a_header_is_compared_with_the_file(write, whole, facts):
     _, header, data = whole
-    moved = {name: dict(facts) for name, facts in header.items()}
-    moved[BIAS]["data_offsets"] = [8, 104]
-    with pytest.raises(PretrainedError, match="begins at byte"):
-        check_tensor_file(write(header=moved) / "model.safetensors")
-    with pytest.raises(PretrainedError, match="end at byte"):
-        check_tensor_file(write(data=data + b"\0" * 64) / "model.safetensors")
+    folder = write(
+        header={**header, BIAS: {**header[BIAS], **(facts or {})}},
+        data=data if facts else data + b"\0" * 64,
+    )
+    with pytest.raises(PretrainedError, match=r"model\.safetensors cannot be read: .*header"):
+        GPT.from_pretrained(folder)
 
 
 @pytest.mark.parametrize(
-    ("head", "message"),
-    [(b"[" * 100_000, "nested too deeply"), (b"[1]", "no object"), (b'{"a": 1}', "has no dtype")],
+    "content", [b"", b"\xff" * 8, struct.pack("<Q", 10**12) + b"{}", struct.pack("<Q", 3) + b"[1]"]
 )
-def test_a_header_has_the_form_of_one_and_ends_within_the_file(write, head, message):
-    folder = write(header=head)
-    with pytest.raises(PretrainedError, match=message):
+def test_a_file_without_a_header_is_none(write, content):
+    folder = write()
+    (folder / "model.safetensors").write_bytes(content)
+    with pytest.raises(PretrainedError, match="cannot be read: .*header"):
         GPT.from_pretrained(folder)
-    for start in (b"", b"abc", b"\xff" * 8, struct.pack("<Q", 10**12) + b"{}"):
-        (folder / "model.safetensors").write_bytes(start)
-        with pytest.raises(PretrainedError, match="its header would have"):
-            check_tensor_file(folder / "model.safetensors")
 
 
 @pytest.mark.parametrize("name", ["config.json", "model.safetensors"])

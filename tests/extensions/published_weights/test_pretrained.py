@@ -153,7 +153,7 @@ def test_every_mismatch_is_listed(tmp_path):
 
 
 def test_a_model_without_a_published_form_says_why(tmp_path):
-    with pytest.raises(PretrainedError, match="not gpt2: n_kv_head is not 4.*not llama: position"):
+    with pytest.raises(PretrainedError, match="not gpt2: n_kv_head is not 4; not llama: mlp"):
         GPT(ModelConfig(vocab_size=9, n_layer=2, n_head=4, n_kv_head=1, n_embd=8)).save_pretrained(
             tmp_path
         )
