@@ -4,9 +4,8 @@ import os
 import random
 import re
 from collections.abc import Callable
-from contextlib import nullcontext, suppress
+from contextlib import suppress
 from dataclasses import replace
-from functools import cache
 from pathlib import Path
 
 import numpy as np
@@ -33,7 +32,6 @@ from kvlab.train.tensor_files import load_final_weights
 from kvlab.train.training_record import load_training_record
 from kvlab.trial import initial_weights_loader as initial
 from kvlab.trial.ddp import train_ddp
-from kvlab.trial.gpu_timing_lock import TimingLock
 from kvlab.trial.trial import Trial
 
 BENCHMARK_TEXT_TOKENS = 100_000
@@ -56,12 +54,6 @@ class TorchTrainable:
         self._experiment = trial.experiment
         self._device, machine = set_up_device(trial.resources, trial.seed)
         self._machine = replace(machine, weights=self._experiment.weight_dtype(self._device))
-        self._timing_lock: TimingLock | None = None
-        if trial.resources.shares_gpu:
-            self._timing_lock = _open_timing_lock()
-            note = "for another trial on this device, until it has measured its speed"
-            waiting = {"stage": "waiting", "note": note}
-            self._timing_lock.share(lambda: report(waiting))
         report({"stage": "data"})
         data = self._experiment.data
         self._dataset = prepare_dataset(data, lambda note: report({"stage": "data", "note": note}))
@@ -73,19 +65,13 @@ class TorchTrainable:
         select_scored_text(self._dataset.validation, self._experiment)
 
     def train(self, directory: Path, should_stop: Callable[[], bool], fence: Fence) -> None:
-        trial = self._trial
+        trial, report = self._trial, self._report
         if trial.resources.training_workers > 1:
-            train_ddp(trial, directory, self._report, should_stop, fence)
-            return
-
-        def yield_or_stop() -> bool:
-            if self._timing_lock is not None:  # let other trials measure speed on the device
-                self._timing_lock.yield_to_timing()
-            return should_stop()
-
-        initial.train_trial(
-            trial, self._dataset, directory, self._device, self._report, yield_or_stop, fence
-        )
+            train_ddp(trial, directory, report, should_stop, fence)
+        else:
+            initial.train_trial(
+                trial, self._dataset, directory, self._device, report, should_stop, fence
+            )
 
     def measure(self, directory: Path, kept: PartialResults) -> TrialMeasurements:
         training = load_training_record(directory)
@@ -95,7 +81,7 @@ class TorchTrainable:
         model = GPT(experiment.model, seed=self._trial.seed).to(self._device)
         load_final_weights(model, directory)
         model.to(getattr(torch, self._machine.weights)).eval()
-        report, dataset = self._report_evaluation, self._dataset
+        report, dataset = self._report, self._dataset
         METRICS.offer(file.text for file in experiment.extensions)
         with kept.open(self._machine) as done:
             evaluation = evaluate(
@@ -118,7 +104,7 @@ class TorchTrainable:
             measurements["training_peak_bytes"] = record["peak_bytes"]
             if experiment.training.compile:
                 measurements["training_compile_seconds"] = record["compile_seconds"]
-            if self._timing_lock is None:  # beside other trials on the device a rate is no speed
+            if not self._trial.resources.shares_gpu:  # else a rate is no speed
                 measurements |= {f"training_{name}": record[name] for name in _TRAINING_RATES}
         facts = dataset.identity, dataset.digest, dataset.licence, dataset.tokenizer
         overlap = {str(length): share for length, share in dataset.overlap.items()}
@@ -137,37 +123,18 @@ class TorchTrainable:
             benchmark=[line.model_dump(mode="json", exclude_defaults=True) for line in speed.lines],
         )
 
-    def _report_evaluation(self, state: ProgressUpdate) -> None:
-        self._report(state)
-        if self._timing_lock is not None:
-            self._timing_lock.yield_to_timing(lambda: self._report(state))
-
     def _benchmark(self, model: GPT) -> tuple[BenchmarkResult, Machine]:
-        """Measure speed, with the device to itself, and return whether it was."""
-
-        def report_waiting() -> None:
-            note = "waits until the other trials on this device pause between two steps"
-            self._report({"stage": "benchmark", "note": note})
-
-        lock = self._timing_lock
-        with nullcontext(True) if lock is None else lock.exclusive(report_waiting) as is_alone:
-            speed = benchmark(
-                model,
-                self._experiment,
-                device=self._device,
-                on_progress=self._report,
-                tokens=self._dataset.train[:BENCHMARK_TEXT_TOKENS].tolist(),
-                held_out=self._dataset.validation,
-            )
-        is_exclusive = is_alone and not speed.is_disturbed
-        return speed, replace(self._machine, timings="exclusive" if is_exclusive else "shared")
-
-
-@cache
-def _open_timing_lock() -> TimingLock:
-    """Return the process's lock of its GPU: a trial that failed here may still hold it."""
-    device = str(torch.cuda.get_device_properties(0).uuid)
-    return TimingLock(device, synchronize=torch.cuda.synchronize)
+        """Measure speed, and return whether nothing else was at work on the device."""
+        speed = benchmark(
+            model,
+            self._experiment,
+            device=self._device,
+            on_progress=self._report,
+            tokens=self._dataset.train[:BENCHMARK_TEXT_TOKENS].tolist(),
+            held_out=self._dataset.validation,
+        )
+        is_shared = speed.is_disturbed or self._trial.resources.shares_gpu
+        return speed, replace(self._machine, timings="shared" if is_shared else "exclusive")
 
 
 def set_up_device(resources: ResourcesConfig, seed: int) -> tuple[str, Machine]:

@@ -1,27 +1,21 @@
 """Training and measurement with torch: the device, memory share and threads that are set up, and
-what a result says about its timings; the timing lock of a shared device. CUDA is faked where there is
-none."""
+what a result says about its timings. CUDA is faked where there is none."""
 
 import os
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
-from threading import Event
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 import torch
 
 from kvlab.benchmark.benchmark_stage import BenchmarkResult
-from kvlab.data.dataset_preparation import prepare_dataset
 from kvlab.errors import ResourceError
 from kvlab.layout.gpu_sharing import CONTEXT_BYTES
 from kvlab.spec import Experiment
-from kvlab.store.provenance import Origin, build_provenance, describe_device
+from kvlab.store.provenance import Machine, Origin, build_provenance, describe_device
 from kvlab.store.result import describe_kv
-from kvlab.trial import Trial
-from kvlab.trial.gpu_timing_lock import TimingLock
 from kvlab.trial.torch_trainable import TorchTrainable, keep_compiled_code, set_up_device
-from tests.support.text_files import stories, write_jsonl
 
 MEMORY = 80 * 10**9
 
@@ -121,84 +115,17 @@ def test_compiled_code_is_kept_by_kind_of_machine_in_a_data_folder_that_can_be_w
     assert os.environ["TORCHINDUCTOR_CACHE_DIR"] == "/somewhere"
 
 
-class Impatient(TimingLock):
-    def exclusive(self, on_wait=lambda: None, timeout=0.2):
-        return super().exclusive(on_wait, timeout)
-
-
-@pytest.fixture
-def trainable(tmp_path, monkeypatch):
-    """Training and measurement on CPU, with the turns of one that shares a device."""
-    monkeypatch.setenv("KVLAB_DATA", str(tmp_path / "data"))
-    path = write_jsonl(tmp_path / "texts.jsonl", stories(8))
-    from_files = {"source": "files", "paths": (str(path),), "validation_fraction": 0.4}
-    of = experiment()
-    of = of.model_copy(update={"data": of.data.model_copy(update=from_files)})
-    made = TorchTrainable(Trial.of(of, prepare_dataset(of.data).digest, 0), lambda _: None)
-    made._timing_lock = Impatient("GPU-1", tmp_path)
-    made._timing_lock.share()
-    yield made
-    made._timing_lock.close()
-
-
-@pytest.mark.parametrize("beside", ["nobody", "another trial", "other processes"])
+@pytest.mark.parametrize(
+    ("gpus", "is_disturbed", "timings"),
+    [(1.0, False, "exclusive"), (0.5, False, "shared"), (1.0, True, "shared")],
+)
 def test_timings_are_exclusive_only_if_nothing_else_was_at_work(
-    trainable, tmp_path, monkeypatch, beside
+    monkeypatch, gpus, is_disturbed, timings
 ):
-    speed = BenchmarkResult({"tpot_ms_p50": 1.0}, [], is_disturbed=beside == "other processes")
+    speed = BenchmarkResult({"tpot_ms_p50": 1.0}, [], is_disturbed=is_disturbed)
     monkeypatch.setattr("kvlab.trial.torch_trainable.benchmark", lambda *_, **__: speed)
-    other = TimingLock("GPU-1", tmp_path)
-    if beside == "another trial":
-        other.share()  # in the midst of a long step
-    measured, machine = trainable._benchmark(None)
-    other.close()
-    assert measured is speed
-    assert machine.timings == ("exclusive" if beside == "nobody" else "shared")
-
-
-@pytest.fixture
-def locks(tmp_path):
-    """Two that share a device. A lock belongs to what opened its file, not to a process."""
-    made = [TimingLock("GPU-1", tmp_path) for _ in range(2)]
-    for lock in made:
-        lock.share()
-    yield made
-    for lock in made:
-        lock.close()
-
-
-@pytest.mark.parametrize("give_way", [TimingLock.yield_to_timing, TimingLock.share])
-def test_one_times_alone_while_the_other_waits_at_its_next_step(locks, give_way):
-    """Or where it comes back from an error."""
-    works, times = locks
-    assert not works.yield_to_timing(), "nobody wants to time"
-    waits, is_alone, steps_wait, is_over = (Event() for _ in range(4))
-
-    def measure():
-        with times.exclusive(waits.set, 60.0) as is_held:
-            assert is_held
-            is_alone.set()
-            assert is_over.wait(60)
-
-    with ThreadPoolExecutor(2) as threads:
-        timing = threads.submit(measure)
-        assert waits.wait(60)
-        assert not is_alone.is_set(), "the other is within a step"
-        step = threads.submit(give_way, works, steps_wait.set)
-        assert is_alone.wait(60)
-        assert steps_wait.wait(60)
-        assert not step.done()
-        is_over.set()
-        timing.result(60)
-        assert step.result(60) in (True, None)
-    assert not works.yield_to_timing()
-
-
-def test_patience_ends_and_says_so(tmp_path, locks):
-    waits = []
-    with locks[0].exclusive(lambda: waits.append(1), timeout=0.1) as is_alone:
-        assert not is_alone
-    assert waits
-    assert not locks[1].yield_to_timing(), "nothing is held after it"
-    with TimingLock("GPU-2", tmp_path).exclusive() as is_alone:
-        assert is_alone, "another device is another matter"
+    made = TorchTrainable.__new__(TorchTrainable)
+    made._trial, made._experiment = SimpleNamespace(resources=experiment(gpus=gpus).resources), None
+    made._dataset = SimpleNamespace(train=np.zeros(1), validation=None)
+    made._device, made._report, made._machine = "cuda", print, Machine("a device", 1)
+    assert made._benchmark(None) == (speed, Machine("a device", 1, timings))
