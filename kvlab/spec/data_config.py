@@ -9,7 +9,7 @@ from pydantic import ValidationInfo as Info
 
 from kvlab.own_extensions import extend, find_members
 from kvlab.spec import spec_model as spec
-from kvlab.spec.members import DUMP_OFFERED, accept_offered, find_offered
+from kvlab.spec.members import DUMP_OFFERED, accept_offered, find_offered, read_options
 from kvlab.spec.source_options import DocumentSource, SourceEntry, SourceOptions, TextPart
 from kvlab.spec.spec_model import OneOf, PositiveInt, Problems, SpecModel, TextRule, TupleOf
 
@@ -33,11 +33,7 @@ def _read_options(value: Any, info: Info) -> SpecModel | None:
         if value and "source" in info.data:  # else it is wrong
             spec.raise_problems([("", f"is not read by source: {info.data['source']}; remove it")])
         return None
-    unknown = value.keys() - own.model_fields if isinstance(value, dict) else ()
-    text = f"is no option of source: {info.data['source']}; use {', '.join(own.model_fields)}"
-    spec.raise_problems((str(key), text) for key in unknown)
-    read: SpecModel = own.model_validate({} if value is None else value)
-    return read
+    return read_options(own, {} if value is None else value, f"source: {info.data['source']}")
 
 
 _TOKENIZER = TextRule(

@@ -145,6 +145,8 @@ def load_extension(file: ExtensionFile, path: str | Path | None = None) -> Exten
     _check_members(file.text, module, extension, fail)
     for member in extension.members:
         type(member).source = file
+        if isinstance(member, KVForm | Mixer) and member.options is not None:
+            member.__dict__["options"] = member.options()  # a mixer may be frozen
     _loaded[file] = extension
     return extension
 
@@ -192,6 +194,7 @@ def _check_members(
                     hint = f"{hint} as lower, higher or neither"
                     fail(line, f"{own.__name__} is not described by {said}; {hint}")
                 continue
+            _check_options(member, partial(fail, line))
             is_there = isinstance(torch_class, str) and hasattr(module, torch_class)
             if not is_there and ":" not in str(torch_class):
                 hint = "name a class of this file, a module of torch"
@@ -202,8 +205,8 @@ def _check_members(
                 fail(line, f"{own.__name__} has parts = {parts!r}; {hint}")
 
 
-def _check_options(source: DocumentSource, fail: Callable[[str], NoReturn]) -> None:
-    options = source.options
+def _check_options(member: Member, fail: Callable[[str], NoReturn]) -> None:
+    options = member.options
     try:
         is_usable = options is None or issubclass(options, spec.SpecModel)
         hash(options and options())
@@ -211,7 +214,7 @@ def _check_options(source: DocumentSource, fail: Callable[[str], NoReturn]) -> N
         is_usable = False
     if not is_usable:
         hint = "name a SpecModel with a default for each field, and tuples in place of lists"
-        fail(f"{type(source).__name__} has options = {options!r}; {hint}")
+        fail(f"{type(member).__name__} has options = {options!r}; {hint}")
 
 
 @contextmanager
@@ -260,9 +263,10 @@ def locate_error(error: BaseException) -> str | None:
     return None
 
 
-def restore_member(kind: str, name: str, file: Mapping[str, str]) -> Member:
+def restore_member(kind: str, name: str, file: Mapping[str, str], options: Any = None) -> Member:
     """Return a member of a file where it is unpickled: the process may not have run the file."""
     own = ExtensionFile(**file)
     trust(own.text)
     members = load_extension(own).members
-    return next(one for one in members if (type(one).__qualname__, one.name) == (kind, name))
+    found = next(one for one in members if (type(one).__qualname__, one.name) == (kind, name))
+    return found if options is None else found.with_options(options)

@@ -7,9 +7,13 @@ file may be at work in one process.
 from collections.abc import Callable
 from contextvars import ContextVar
 from pkgutil import resolve_name
-from typing import Any, ClassVar, TypeVar
+from typing import Any, ClassVar, Self, TypeVar, cast
 
-from pydantic import SerializationInfo, WrapSerializer, WrapValidator
+from pydantic import SerializationInfo, TypeAdapter, WrapSerializer, WrapValidator
+
+from kvlab.humanize import suggest_name
+from kvlab.spec import spec_model as spec
+from kvlab.spec.spec_model import SpecModel
 
 MemberT = TypeVar("MemberT", bound="Member")
 
@@ -20,10 +24,13 @@ class Member:
     Attributes:
         name: as it is written in a spec.
         source: the user's file that defines it, an `ExtensionFile`; None for kvlab's own.
+        options: its settings, of a form or a mixer of a file. The class names a `SpecModel`; the
+            member has its defaults, or what the YAML says.
     """
 
     name: ClassVar[str]
     source: ClassVar[Any] = None
+    options: ClassVar[Any] = None
 
     def __str__(self) -> str:
         return self.name
@@ -33,13 +40,52 @@ class Member:
         module, _, name = place.rpartition(":")
         return resolve_name(f"{module or type(self).__module__}:{name}")
 
+    def with_options(self, values: Any) -> Self:
+        """Return the member with other settings; equal settings give one object.
+
+        Args:
+            values: a map, as in YAML.
+        """
+        if not isinstance(self.options, SpecModel):
+            spec.raise_problems([("", f"gives {self.name} settings, of which it has none")])
+        options = read_options(type(self.options), values, self.name, (self.name,))
+        if options == self.options:
+            return self
+        changed = object.__new__(type(self))
+        changed.__dict__.update(self.__dict__, options=options)
+        return cast(Self, _changed.setdefault((self, options), changed))
+
     def __reduce_ex__(self, protocol: Any) -> Any:
         """A member of a file is pickled with the file, which other processes have not."""
         if self.source is None:
             return super().__reduce_ex__(protocol)
         from kvlab.spec.extension_files import restore_member
 
-        return restore_member, (type(self).__qualname__, self.name, self.source.model_dump())
+        options = self.options.model_dump() if isinstance(self.options, SpecModel) else None
+        kind = type(self).__qualname__
+        return restore_member, (kind, self.name, self.source.model_dump(), options)
+
+
+_changed: dict[tuple[Member, SpecModel], Any] = {}
+
+
+def read_options(own: type[SpecModel], values: Any, of: str, at: tuple[str, ...] = ()) -> SpecModel:
+    """Validate the settings of a member of a file.
+
+    Args:
+        of: what they are settings of, for errors.
+        at: keys between the field that is validated and the map.
+    """
+    unknown = values.keys() - own.model_fields if isinstance(values, dict) else ()
+    text = f"is no option of {of}; use {', '.join(own.model_fields)}"
+    spec.raise_problems((".".join((*at, str(key))), text) for key in unknown)
+    annotation: Any = own
+    for key in reversed(at):  # so that pydantic's errors have the place
+        annotation, values = dict[str, annotation], {key: values}
+    read = TypeAdapter(annotation).validate_python(values)
+    for key in at:
+        read = read[key]
+    return cast(SpecModel, read)
 
 
 class MemberError(Exception):
@@ -65,13 +111,24 @@ def find_offered(base: type[MemberT]) -> dict[str, MemberT]:
 
 
 def accept_offered(base: type[MemberT]) -> WrapValidator:
-    """Return what turns the name of an offered member into the member."""
+    """Return what turns the name of an offered member into the member.
+
+    A map of its name to settings gives the member with them.
+    """
 
     def validate(value: Any, handler: Callable[[Any], Any]) -> Any:
         if isinstance(value, base) and value.source is not None:
             return value
-        found = find_offered(base).get(value) if isinstance(value, str) else None
-        return handler(value) if found is None else found
+        has_settings = isinstance(value, dict) and len(value) == 1
+        name, settings = next(iter(value.items())) if has_settings else (value, None)
+        members = find_offered(base)
+        found = members.get(name) if isinstance(name, str) else None
+        if found is None:
+            own = [n for n, one in members.items() if isinstance(one.options, SpecModel)]
+            if own and has_settings and isinstance(settings, dict):
+                spec.raise_problems([(str(name), f"has no settings; {suggest_name(name, own)}")])
+            return handler(value)
+        return found.with_options(settings) if has_settings else found
 
     return WrapValidator(validate)
 
@@ -79,8 +136,11 @@ def accept_offered(base: type[MemberT]) -> WrapValidator:
 def _dump(value: Any, handler: Callable[[Any], Any], info: SerializationInfo) -> Any:
     if not isinstance(value, Member) or value.source is None:
         return handler(value)
-    return value.name if info.mode_is_json() else value
+    if not info.mode_is_json():
+        return value
+    has_settings = isinstance(value.options, SpecModel)
+    return {value.name: value.options.model_dump(mode="json")} if has_settings else value.name
 
 
 DUMP_OFFERED = WrapSerializer(_dump)
-"""Returns a member of a user's file as it is, and as its name in JSON."""
+"""Returns a member of a user's file as it is, and in JSON as its name, with any settings."""

@@ -43,19 +43,95 @@ def test_a_form_has_bytes_and_its_code_is_in_the_id(tmp_path):
     assert training_identity(experiment, "text", 0)["model"]["kv"] == "half_values"
 
 
-def test_other_processes_run_the_text_that_comes_with_a_trial(tmp_path):
-    trial = Trial.of(load_experiment(write(tmp_path)), "text", 0)
+SETTINGS = (
+    "class Narrow(SpecModel):\n    size: int = 4\n\n\nclass HalfValues",
+    "    options = Narrow\n",
+)
+NARROW = (
+    EXAMPLE.read_text()
+    .replace("layer.head_dim // 2, layer", "layer.kv_form.options.size, layer")
+    .replace("layer.head_dim // 2", "self.options.size")
+    .replace("KVForm, Stored", "KVForm, SpecModel, Stored")
+    .replace("class HalfValues", SETTINGS[0], 1)
+    .replace("    view =", f"{SETTINGS[1]}    view =")
+)
+TWO = {"half_values": {"size": 2}}
+
+
+def test_a_form_has_settings(tmp_path):
+    yaml = write(tmp_path, NARROW)
+    named = load_experiment(yaml)
+    four, two = (
+        load_experiment(yaml, {"model.kv": {"half_values": {"size": size}}}) for size in (4, 2)
+    )
+    assert four == named
+    assert two.model.kv_form.name == "half_values"
+    assert two.model.kv_form is load_experiment(yaml, {"model.kv": TWO}).model.kv_form
+    sizes = [KVLayout.of(one.model).stored_bytes(1, 32, "float32") for one in (named, two)]
+    assert sizes == [2 * 2 * (8 + size) * 32 * 4 for size in (4, 2)]
+    ids = {Trial.of(one, "text", 0).id for one in (named, four, two)}
+    assert len(ids) == 2
+    assert training_identity(two, "text", 0)["model"]["kv"] == TWO
+    assert Experiment.model_validate_json(two.model_dump_json()) == two
+
+
+def test_a_mixer_has_settings(tmp_path):
+    text = (EXAMPLE.parent / "decayed_sum.py").read_text()
+    text = text.replace("import Extension, Mixer", "import Extension, Mixer, SpecModel")
+    text = text.replace(
+        "class DecayedSum(", f"{SETTINGS[0].split('class Half')[0]}class DecayedSum("
+    )
+    text = text.replace("    settings =", f"{SETTINGS[1]}    settings =")
+    model = "kv: separate, attention_pattern: MG, kinds: {M: {mixer: decayed_sum}}"
+    yaml = write(tmp_path, text, YAML.replace("kv: half_values", model))
+    four, two = (
+        load_experiment(yaml, {"model.kinds.M.mixer": mixer}).model
+        for mixer in ("decayed_sum", {"decayed_sum": {"size": 2}})
+    )
+    assert [one.layers[0].mixer.options.size for one in (four, two)] == [4, 2]
+    assert four.computation() != two.computation()
+
+
+@pytest.mark.parametrize(
+    ("value", "message"),
+    [
+        ("{half_values: {sise: 2}}", ".half_values.sise = 2 is no option of half_values; use size"),
+        ("{half_values: {size: x}}", ".half_values.size = x is not a whole number"),
+        ("{half_values: 2}", ".half_values = 2 is not a mapping"),
+        (
+            "{half_valeus: {size: 2}}",
+            ".half_valeus = {...} has no settings; did you mean half_values?",
+        ),
+    ],
+)
+def test_settings_that_a_form_does_not_have(tmp_path, value, message):
+    yaml = write(tmp_path, NARROW, YAML.replace("half_values", value))
+    with pytest.raises(SpecError, match="e.yaml:3:") as error:
+        load_experiment(yaml)
+    assert f": model.kv{message}" in str(error.value)
+
+
+def test_a_form_without_settings_is_given_none(tmp_path):
+    yaml = write(tmp_path, yaml=YAML.replace("half_values", "{half_values: {size: 2}}"))
+    with pytest.raises(SpecError, match="gives half_values settings, of which it has none"):
+        load_experiment(yaml)
+
+
+@pytest.mark.parametrize(("text", "kv", "width"), [(None, "half_values", 4), (NARROW, TWO, 2)])
+def test_other_processes_run_the_text_that_comes_with_a_trial(tmp_path, text, kv, width):
+    experiment = load_experiment(write(tmp_path, text), {"model.kv": kv})
+    trial = Trial.of(experiment, "text", 0)
     (tmp_path / "mine.py").unlink()
     (tmp_path / "trial").write_bytes(pickle.dumps(trial))
     program = (
         "import pickle, sys; from kvlab.model import GPT\n"
         "trial = pickle.load(open(sys.argv[1], 'rb'))\n"
-        "print(trial.id, sorted(n for n, _ in GPT(trial.experiment.model).named_parameters())[0:0],"
-        " GPT(trial.experiment.model).blocks[0].attention.kv.up.weight.shape)"
+        "up = GPT(trial.experiment.model).blocks[0].attention.kv.up\n"
+        "print(trial.id, *up.weight.shape)"
     )
     command = [sys.executable, "-c", program, str(tmp_path / "trial")]
     done = subprocess.run(command, capture_output=True, text=True, check=True)
-    assert done.stdout.split("[]") == [f"{trial.id} ", " torch.Size([8, 4])\n"]
+    assert done.stdout == f"{trial.id} 8 {width}\n"
 
 
 def test_a_record_keeps_the_text_and_runs_it_only_if_it_is_trusted(tmp_path, monkeypatch):
@@ -89,6 +165,7 @@ MISTAKES = {
     f"{HEAD}{BODY}{STORED}()" + END: f"{HAS}3: Form stores () in layers G; return a tuple of",
     f"{HEAD}{BODY}{STORED}StoredVectors(1, 8)" + END: f"{HAS}3: Form stores StoredVectors(",
     f"{HEAD}{BODY}{STORED}(StoredVectors(1, 8 / 2),)" + END: f"{HAS}3: Form stores (StoredVectors(",
+    f"{HEAD}{BODY}    options = 3\n{STORED}(){END}": "mine.py:3:1: Form has options = 3",
     f"{HEAD}extension = Extension(kv_forms=(1,))\n": "mine.py:3:1: kv_forms has 1",
     f"{HEAD}{BODY}{STORED}()"
     + END.replace("(Form(),)", "(Form,)"): "mine.py:3:1: kv_forms has Form",
