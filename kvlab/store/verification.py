@@ -47,10 +47,6 @@ _REMEDIES = {
     "state.json": "the training resumes from the checkpoint before",
 }
 
-Rebuild = Callable[[Store, str, Path], dict[str, Any] | None]
-"""Returns the description of a sweep from a damaged one at a path; None if it cannot be made. See
-`kvlab.sweep.planning.stages.rebuild_description`."""
-
 
 @dataclass(frozen=True)
 class Damage:
@@ -295,11 +291,8 @@ class _Verifier:
         return content
 
 
-def heal(directory: Path, rebuild: Rebuild | None = None) -> list[Damage] | None:
+def heal(directory: Path) -> list[Damage] | None:
     """Heal a directory of the record, unless a process uses it or drives the sweep.
-
-    Args:
-        rebuild: makes the description of a sweep; without it a submit does.
 
     Returns:
         What was moved aside; None if the directory is in use.
@@ -315,19 +308,16 @@ def heal(directory: Path, rebuild: Rebuild | None = None) -> list[Damage] | None
         is_sweep = directory.parent.name == "sweeps"
         if fence is None or (is_sweep and store.is_driven(directory.name)):
             return None
-        return heal_directory(directory, fence, rebuild)
+        return heal_directory(directory, fence)
 
 
-def heal_directory(
-    directory: Path, fence: Fence, rebuild: Rebuild | None = None, *, contents: bool = True
-) -> list[Damage]:
+def heal_directory(directory: Path, fence: Fence, *, contents: bool = True) -> list[Damage]:
     """Move damaged files of a directory aside, and write again what follows from the others.
 
     The rest is made again by what needs it. Requires the lock on the directory.
 
     Args:
         contents: read weights, too; otherwise only their size is compared.
-        rebuild: see `heal`.
 
     Returns:
         What was moved aside.
@@ -341,12 +331,7 @@ def heal_directory(
         if any(os.path.lexists(directory / name) for name in names):  # not moved with others
             target = set_aside(directory, names, fence)
         healed += [replace(one, aside=target) for one in damaged if one.names == names]
-        if names == ("sweep.json",) and rebuild is not None and target is not None:
-            store = Store(directory.parent.parent)
-            description = rebuild(store, directory.name, target / "sweep.json")
-            if description is not None and fence.holds():
-                store.write_sweep(description)
-        elif names == ("trial.json",):
+        if names == ("trial.json",):
             with contextlib.suppress(FileNotFoundError, StoreError, KeyError, TypeError):
                 result = read_record(directory / "result.json")
                 kept = {key: result[key] for key in ("trial", "training", "seed", "experiment")}

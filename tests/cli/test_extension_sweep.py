@@ -10,9 +10,6 @@ from pathlib import Path
 import pytest
 
 from kvlab.spec import extension_files
-from kvlab.store import Store
-from kvlab.store.verification import heal
-from kvlab.sweep.planning.stages import rebuild_description
 from tests.support.extensions import needs
 from tests.support.tiny_sweep import EXPERIMENT, run_kvlab, tiny_sweep_folder
 
@@ -80,18 +77,3 @@ def test_a_report_runs_no_code_and_a_model_runs_what_was_run_here_before(folder,
         assert not extension_files._loaded
     code, _, err = run_kvlab("generate", trial, "--prompt", "the", "--new-tokens", "4")
     assert code == 0, err
-
-
-def test_a_damaged_description_is_written_again_with_code_that_was_run_here(folder, monkeypatch):
-    store = Store(folder / "runs")
-    path, before = store.sweep_directory("s") / "sweep.json", store.sweep("s")
-    data = path.read_bytes()
-    for run_here in (False, True):
-        monkeypatch.setattr(extension_files, "_loaded", {})
-        path.write_bytes(data.replace(b"What does it cost?", b"What does it coSt?", 1))
-        with monkeypatch.context() as patch:
-            if not run_here:
-                patch.setenv("KVLAB_DATA", str(folder / "elsewhere"))
-            assert heal(path.parent, rebuild_description)
-        assert path.exists() == bool(extension_files._loaded) == run_here
-    assert {**store.sweep("s"), "code": before["code"]} == before

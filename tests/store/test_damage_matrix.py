@@ -15,12 +15,10 @@ from kvlab.cli.main import main
 from kvlab.fs.sealed_files import read_sealed_json, write_sealed_json
 from kvlab.store import Store
 from kvlab.store.verification import heal, verify_record
-from kvlab.sweep.planning import stages
 from kvlab.sweep.planning.planner import describe_sweep
-from kvlab.sweep.planning.stages import rebuild_description
 from tests.support.stub_looks import drive_looks, load_looks
 from tests.support.stub_search import searching
-from tests.support.stub_trials import StubRun, drive, identify, tiny_plan
+from tests.support.stub_trials import StubRun, drive, tiny_plan
 
 DAMAGES = ("flip", "cut", "gone", "type", "deep", "other", "pipe", "loop")
 SEALED_ALIKE = ("flip", "gone", "loop")
@@ -145,25 +143,11 @@ def test_a_submit_alone_heals_what_it_needs(store, name):
     assert measurements(store) == before
 
 
-@pytest.mark.parametrize("where", ["question", "levels", "alpha", "command", "seed", "n_layer"])
-def test_a_description_is_written_again_from_the_yaml_in_it_or_nothing_is_collected(
-    store, where, monkeypatch
-):
-    monkeypatch.setattr(stages, "find_text", identify)
-    path = store.sweep_directory("s") / "sweep.json"
-    before, data, files = store.sweep("s"), path.read_bytes(), sorted(store.path.glob("tr*/*/*"))
-    is_yaml = where in ("seed", "n_layer")
-    begin = data.index(b'"yaml"' if where == "seed" else b'"experiment_yaml"') if is_yaml else 0
-    place = data.index(where.encode(), begin) + (0 if is_yaml else len(where) + 4)
-    path.write_bytes(data[:place] + bytes([data[place] ^ 1]) + data[place + 1 :])
-    (found,) = verify_record(store).damaged
-    assert heal(found.directory, rebuild_description)
+def test_nothing_is_collected_without_the_description_of_a_sweep(store):
+    files, path = sorted(store.path.glob("tr*/*/*")), store.sweep_directory("s") / "sweep.json"
+    damage_file(path, "flip", path)
+    assert heal(path.parent)
     assert verify_record(store).damaged == []
-    if not is_yaml:
-        command = {"command": before["command"]} if where == "command" else {}
-        assert {**store.sweep("s"), **command} == before
-        return
-    assert not path.exists(), "its YAML is damaged"
     for option in ("--unused", "--weights") if "gc" in COMMANDS else ():
         assert main(["gc", option, "--apply", "--store", str(store.path)]) == 1
     assert [file for file in files if not file.exists()] == []

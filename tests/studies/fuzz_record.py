@@ -51,7 +51,6 @@ from kvlab.store import DETAIL_FILES, Store
 from kvlab.store.verification import heal
 from kvlab.sweep import plan
 from kvlab.sweep.planning.planner import describe_sweep
-from kvlab.sweep.planning.stages import rebuild_description
 from kvlab.trial.run import run_task
 from tests.report.full_record import FullRecord
 from tests.studies import read_options
@@ -453,7 +452,7 @@ def check_healed(kept: Kept, is_forged: bool) -> None:
     """Heal the record, submit the sweep, and check what comes of it."""
     verify(kept, "--heal")
     if kept.submit is not None:
-        heal(Store(kept.path).sweep_directory("s"), rebuild_description)
+        heal(Store(kept.path).sweep_directory("s"))
         kept.submit()
         verify(kept, "--heal")  # what a lock had kept
     assert verify(kept) == 0, "it does not verify in the end"

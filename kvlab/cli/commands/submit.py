@@ -79,8 +79,7 @@ def _submit(options: argparse.Namespace) -> int:
         publisher.check(options, store)
     stream = sys.stderr if options.json else sys.stdout
     say = partial(print, file=stream, flush=True)
-    directory = store.sweep_directory(sweep.name)
-    for damage in verification.heal(directory, stages.rebuild_description) or ():
+    for damage in verification.heal(store.sweep_directory(sweep.name)) or ():
         say(f"healed  {damage}")
     if options.retry_failed:
         stages.reopen_preparations(store, sweep.name)

@@ -12,7 +12,6 @@ from kvlab.errors import DataError, UsageError
 from kvlab.humanize import format_bytes, format_count
 from kvlab.store.record_archive import is_archive
 from kvlab.store.verification import Damage, Verification, heal, verify_record
-from kvlab.sweep.planning.stages import rebuild_description
 from kvlab.trial.code_identity import TrialCode
 
 IN_USE = "left, because a process uses it now"
@@ -85,7 +84,7 @@ def _heal(damaged: list[Damage]) -> dict[str, str]:
             aside = dataset_preparation.set_aside_dataset(item.directory)
             healed: list[Damage] | None = [replace(item, aside=aside)] if aside else []
         else:
-            healed = heal(item.directory, rebuild_description)
+            healed = heal(item.directory)
         outcomes |= {one.path: f"moved to {one.aside}" for one in healed or ()}
         if healed is not None:
             outcomes.setdefault(item.path, "made again meanwhile")

@@ -7,29 +7,20 @@ one stage. A `StagePlanner` plans several. A search has one stage, to which
 `kvlab.extensions.search.searcher` adds trials while it runs.
 """
 
-import hashlib
-import json
-import re
-import tempfile
 from collections.abc import Collection, Sequence
 from dataclasses import replace
-from pathlib import Path
 from pkgutil import resolve_name
-from typing import Any, Protocol
+from typing import Protocol
 
 from kvlab.analysis.sequential import has_taken_tests
-from kvlab.errors import KvlabError, SpecError
-from kvlab.fs.atomic_files import MAX_JSON_BYTES, read_regular
+from kvlab.errors import SpecError
 from kvlab.own_extensions import find_members
-from kvlab.spec import Sweep, load_sweep
+from kvlab.spec import Sweep
 from kvlab.spec.seeds_config import StagedSeeds
 from kvlab.spec.sweep import Cell
-from kvlab.spec.yaml_reader import read_yaml
 from kvlab.store import Store
-from kvlab.store.store import list_cells
-from kvlab.sweep.planning.planner import Plan, Stage, SweepPlanner, describe_stage
-from kvlab.sweep.planning.texts import IdentifyDataset, find_text
-from kvlab.trial.known_extensions import trust_known
+from kvlab.sweep.planning.planner import Plan, Stage, SweepPlanner
+from kvlab.sweep.planning.texts import IdentifyDataset
 
 
 class StagePlanner(Protocol):
@@ -161,67 +152,3 @@ def _check_no_test_was_taken(planner: SweepPlanner, key: str) -> None:
         text = f"{key} was another when claims were tested, and the error holds for that alone"
         hint = "restore it, or start anew with another name and seeds that no test has seen"
         raise SpecError([planner.sweep.source.document.problem((key,), f"{text}; {hint}")])
-
-
-def rebuild_description(store: Store, name: str, damaged: Path) -> dict[str, Any] | None:
-    """Return what a submit would write in the place of a damaged ``sweep.json``.
-
-    Args:
-        store: The record, in which the sweep has no description any more.
-        damaged: The damaged file.
-
-    Returns:
-        None if it cannot be made here: the YAML itself is damaged, a text is not prepared on this
-        machine, a file of ``extensions`` was never run on it or is in no result, the sweep is a
-        search, or trials of the damaged description would be lost.
-    """
-    try:
-        data = read_regular(damaged, MAX_JSON_BYTES)
-        found = re.findall(rb'^ "(\w+)": (".*"),?$', data, re.MULTILINE)
-        texts = {key.decode(): json.loads(value) for key, value in found}
-        text, base = texts["yaml"], texts["experiment_yaml"]
-        if hashlib.sha256(text.encode()).hexdigest() != texts["yaml_sha256"]:
-            return None
-        with tempfile.TemporaryDirectory() as folder:
-            path = Path(folder, "1/2/3/4", f"{name}.yaml")  # the experiment may lie above it
-            path.parent.mkdir(parents=True)
-            path.write_text(text, encoding="utf-8")
-            other = (path.parent / read_yaml(path).data["experiment"]).resolve()
-            if not other.is_relative_to(Path(folder).resolve()):
-                return None
-            other.parent.mkdir(parents=True, exist_ok=True)
-            other.write_text(base, encoding="utf-8")
-            listed = {found.decode() for found in re.findall(rb'"([0-9a-f]{16})"', data)}
-            listed.intersection_update(store.trial_ids())
-            _write_extensions(other, Path(folder), store, listed)
-            sweep = load_sweep(path, texts.get("scale", ""))
-            is_forged = sweep.name != name or 10 * len(sweep.cells()) > len(data)
-            if is_forged or sweep.search is not None:  # of another sweep, or more than it had
-                return None
-            stage = plan_stage(sweep, store, identify=find_text)
-    except (KvlabError, OSError, ValueError, LookupError, TypeError):
-        return None
-    command = texts.get("command", "")
-    description = describe_stage(stage, yaml=text, experiment_yaml=base, command=command)
-    planned = {trial for cell in list_cells(description) for trial in cell["trials"].values()}
-    return None if stage.plan.absent or listed - planned else description
-
-
-def _write_extensions(experiment: Path, root: Path, store: Store, trials: Collection[str]) -> None:
-    """Write the files of ``extensions`` beside an experiment, with the text that trials have.
-
-    Raises:
-        ValueError: one lies elsewhere, has several texts, or none that was run on this machine.
-    """
-    names = read_yaml(experiment).data.get("extensions", ())
-    found = dict[str, set[str]]()
-    for result in filter(None, map(store.result, trials)) if names else ():
-        for name, text in result["experiment"]["extensions"].items():
-            found.setdefault(name, set()).add(text)
-    for path in (experiment.parent / Path(name).expanduser() for name in names):
-        (text,) = found[path.name]
-        is_inside = path.resolve().is_relative_to(root.resolve())
-        if not is_inside or trust_known({"extensions": {path.name: text}}):
-            raise ValueError(f"{path.name} cannot run here")
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(text, encoding="utf-8")
