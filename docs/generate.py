@@ -13,7 +13,7 @@ from kvlab.cli.main import build_parser
 from kvlab.extensions.reference.key_reference import format_key_reference
 from kvlab.extensions.reference.metrics import format_markdown
 from kvlab.sharing import PATTERNS, owner_map
-from kvlab.spec.designs import DESIGNS, Axis, DesignRequest, Positions
+from kvlab.spec.designs import DESIGNS, DesignRequest, Positions
 from kvlab.store.metrics import METRICS
 
 PUBLIC = {
@@ -142,14 +142,7 @@ def _arc_height(layers: int) -> int:
     return min(54, 12 + 5 * layers)
 
 
-AXES = tuple(
-    Axis((factor,), tuple({factor: level} for level in levels))
-    for factor, levels in {
-        "heads": ("mha", "mqa"),
-        "horizon": ("global", "hybrid"),
-        "sharing": ("none", "trained"),
-    }.items()
-)
+DRAWN = {"heads": ("mha", "mqa"), "horizon": ("global", "hybrid"), "sharing": ("none", "trained")}
 """The factors that the page of designs draws."""
 
 LISTED = ((1, 0, 0), (1, 1, 1))
@@ -175,13 +168,13 @@ def describe_designs() -> str:
         " `heads` (mha, mqa), `horizon` (global, hybrid) and `sharing` (none, trained). A corner of"
         " the cube is a cell; filled corners are trained. The corner in front at the lower left"
         " is the baseline.",
-        "`exclude` drops cells of a design, `include` adds some, `when` makes a factor conditional"
-        " and `zip` moves factors together: see [sweeps](../../sweeps/README.md).",
+        "`exclude` drops cells of a design, `include` adds some, and `when` makes a factor"
+        " conditional: see [sweeps](../../sweeps/README.md).",
     ]
     for name, design in DESIGNS.items():
         written = f"{name}:{design.arguments[0]}" if design.arguments else name
         request = DesignRequest(
-            AXES,
+            DRAWN,
             target=(1, 1, 1),
             cells=LISTED if name == "cells" else (),
             fraction=design.arguments[0] if design.arguments else 1,
@@ -198,10 +191,10 @@ def describe_designs() -> str:
 
 
 def _list_cells(cells: tuple[Positions, ...]) -> Iterator[str]:
-    yield f"| {' | '.join(axis.name for axis in AXES)} |"
-    yield f"|{'---|' * len(AXES)}"
+    yield f"| {' | '.join(DRAWN)} |"
+    yield f"|{'---|' * len(DRAWN)}"
     for cell in cells:
-        levels = (axis.points[at][axis.name] for axis, at in zip(AXES, cell, strict=True))
+        levels = (own[at] for own, at in zip(DRAWN.values(), cell, strict=True))
         yield f"| {' | '.join(levels)} |"
 
 

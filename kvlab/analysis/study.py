@@ -24,7 +24,6 @@ from kvlab.errors import RecordDamaged, UsageError
 from kvlab.humanize import format_count
 from kvlab.own_extensions import find_needed
 from kvlab.spec.decide_config import DecideConfig, list_claims
-from kvlab.spec.size_config import MATCH_FACTOR
 from kvlab.store import Store
 from kvlab.store.metrics import METRICS
 from kvlab.store.record_forms import read_record, refuse_malformed
@@ -238,15 +237,9 @@ class Study:
         return None
 
     @property
-    def match_modes(self) -> tuple[str, ...]:
-        """The ways in which sizes were matched; several are the levels of a factor."""
-        return tuple(self.sweep.get("match", ("none",)))
-
-    def match_mode(self, levels: Levels) -> str:
-        """Return how the size of a cell was matched."""
-        if len(self.match_modes) == 1:
-            return self.match_modes[0]
-        return levels[list(self.factors).index(MATCH_FACTOR)]
+    def match_mode(self) -> str:
+        """What every cell has as much of as the baseline; ``none`` if sizes were not matched."""
+        return str(self.sweep.get("match", ("none",))[0])
 
     @cached_property
     def diverged_cells(self) -> dict[Levels, int]:
@@ -291,7 +284,7 @@ class Study:
     def estimand(self) -> Estimand:
         """Which cells enter means over settings, and what each cell is compared with."""
         sizes = {levels: self.kv_bytes(levels) for levels in self.cells}
-        kept = [*(self.decide.reference or ()), *((MATCH_FACTOR,) if self.match_modes[1:] else ())]
+        kept = list(self.decide.reference or ())
         if self.sweep.get("size"):
             kept.append(str(self.sweep["size"]["factor"]))
         return Estimand(

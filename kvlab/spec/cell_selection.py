@@ -5,12 +5,11 @@ one; then ``exclude`` drops cells; then ``include`` adds cells.
 """
 
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from kvlab.spec.designs import DESIGNS, Axis, DesignError, DesignRequest, Positions
-from kvlab.spec.size_config import MATCH_FACTOR
+from kvlab.spec.designs import DESIGNS, DesignError, DesignRequest, Positions
 
 if TYPE_CHECKING:
     from kvlab.spec.sweep import Sweep
@@ -76,25 +75,20 @@ class Selection:
 
 def select_cells(sweep: "Sweep") -> Selection:
     """Return the cells that a sweep selects."""
-    axes = _make_axes(sweep)
-    n_designed = len(axes)
-    crossed: list[Positions] = [()]
-    if MATCH_FACTOR in sweep.factors and len(sweep.match) > 1:
-        n_designed, crossed = len(axes) - 1, [(n,) for n in range(len(axes[-1].points))]
     cells: CellsByLevels = {}
     designed, merged, notes = set[Positions](), Counter[str](), list[str]()
     for name, seeds in sweep.design_seeds.items():
-        design = DESIGNS[name.partition(":")[0]]
-        request = _make_request(sweep, axes[:n_designed], name.partition(":")[2])
+        kind, _, fraction = name.partition(":")
+        design, request = DESIGNS[kind], _make_request(sweep, int(fraction or 1))
         if not design.can_be_filtered and (sweep.exclude or sweep.when):
             key = f"designs.{name}" if sweep.designs else "design"
             raise DesignError(key, "is valid only as a whole; remove exclude and when")
-        positions_of_cells = ((*p, *more) for p in design.positions(request) for more in crossed)
-        for count, positions in enumerate(positions_of_cells):
+        for count, positions in enumerate(design.positions(request)):
             if count == MAX_CELLS:
                 text = f"has more than {MAX_CELLS:,} cells; drop levels, or use a smaller design"
                 raise DesignError("design", text)
-            levels = _levels_at(sweep, axes, positions)
+            own = zip(request.factors.items(), positions, strict=True)
+            levels = {factor: names[position] for (factor, names), position in own}
             cell = _make_cell(sweep, levels, seeds)
             if positions not in designed:
                 merged.update(f for f in cell.off if levels[f] != sweep.baseline[f])
@@ -106,59 +100,24 @@ def select_cells(sweep: "Sweep") -> Selection:
         text = f"{factor} only where {_format_rule(rule)}"
         rules.append(RuleEffect(f"when {factor}", text, merged[factor], merged[factor], total))
     rules += _exclude_cells(sweep, cells, total)
-    rules += _include_cells(sweep, axes, cells, total)
+    rules += _include_cells(sweep, cells, total)
     ordered = sorted(cells.values(), key=lambda cell: cell.levels != sweep.baseline)
     return Selection(tuple(ordered), tuple(rules), total, tuple(notes))
 
 
-def _make_axes(sweep: "Sweep") -> tuple[Axis, ...]:
-    """Return the factors as axes: zipped ones as one, in the order of their first."""
-    groups = {factor: tuple(group) for group in sweep.zip for factor in group}
-    axes = []
-    for factor in sweep.factors:
-        group = groups.get(factor, (factor,))
-        if factor == group[0]:
-            names = [list(sweep.factors[member]) for member in group]
-            rows = [dict(zip(group, row, strict=True)) for row in zip(*names, strict=True)]
-            baseline = {member: sweep.baseline[member] for member in group}
-            axes.append(Axis(group, (baseline, *(row for row in rows if row != baseline))))
-    return tuple(axes)
-
-
-def _make_request(sweep: "Sweep", axes: tuple[Axis, ...], fraction: str) -> DesignRequest:
+def _make_request(sweep: "Sweep", fraction: int) -> DesignRequest:
+    factors = sweep.level_names
     targets: list[int | None] = []
-    for axis in axes:
-        named = {factor: sweep.target[factor] for factor in axis.factors if factor in sweep.target}
-        if named:
-            targets.append(_find_position(axis, named, "target"))
+    for factor, levels in factors.items():
+        if factor in sweep.target:
+            targets.append(levels.index(sweep.target[factor]))
         else:  # with several levels beside the baseline's, any of them could be meant
-            targets.append(len(axis.points) - 1 if len(axis.points) <= 2 else None)
-    listed = enumerate(sweep.listed_cells)
-    cells = tuple(_positions_of_levels(axes, cell, f"cells.{n}") for n, cell in listed)
-    return DesignRequest(axes, tuple(targets), cells, int(fraction or 1), sweep.generators)
-
-
-def _positions_of_levels(axes: Sequence[Axis], levels: Levels, key: str) -> Positions:
-    """Return the positions of a cell written as levels; factors left out are at their baseline."""
-    named = ({f: levels[f] for f in axis.factors if f in levels} for axis in axes)
-    return tuple(_find_position(axis, part, key) for axis, part in zip(axes, named, strict=True))
-
-
-def _find_position(axis: Axis, levels: Levels, key: str) -> int:
-    """Return the first position of an axis that has all these levels."""
-    for position, point in enumerate(axis.points):
-        if point.items() >= levels.items():
-            return position
-    text = f"names levels of {axis.name} that are never together in the zip; name one of them"
-    raise DesignError(key, text)
-
-
-def _levels_at(sweep: "Sweep", axes: Sequence[Axis], positions: Positions) -> dict[str, str]:
-    """Return the levels at these positions, in the order of the factors."""
-    by_factor: dict[str, str] = {}
-    for axis, position in zip(axes, positions, strict=True):
-        by_factor |= axis.points[position]
-    return {factor: by_factor[factor] for factor in sweep.factors}
+            targets.append(len(levels) - 1 if len(levels) <= 2 else None)
+    cells = tuple(
+        tuple(levels.index(cell.get(factor, levels[0])) for factor, levels in factors.items())
+        for cell in sweep.listed_cells
+    )
+    return DesignRequest(factors, tuple(targets), cells, fraction)
 
 
 def _make_cell(sweep: "Sweep", levels: Levels, seeds: tuple[int, ...]) -> SelectedCell:
@@ -196,9 +155,7 @@ def _exclude_cells(sweep: "Sweep", cells: CellsByLevels, total: int) -> Iterator
         del cells[key]
 
 
-def _include_cells(
-    sweep: "Sweep", axes: Sequence[Axis], cells: CellsByLevels, total: int
-) -> Iterator[RuleEffect]:
+def _include_cells(sweep: "Sweep", cells: CellsByLevels, total: int) -> Iterator[RuleEffect]:
     for number, rule in enumerate(sweep.include, 1):
         key = f"include.{number - 1}"
         combinations: list[dict[str, str]] = [{}]
@@ -208,8 +165,7 @@ def _include_cells(
                 raise DesignError(key, f"adds more than {MAX_CELLS:,} cells; write fewer levels")
         added = 0
         for named in combinations:
-            positions = _positions_of_levels(axes, named, key)
-            cell = _make_cell(sweep, _levels_at(sweep, axes, positions), sweep.all_seeds)
+            cell = _make_cell(sweep, {**sweep.baseline, **named}, sweep.all_seeds)
             for factor in (f for f in named if f in cell.off):
                 text = f"sets {factor}, which `when` switches off there; leave it out"
                 raise DesignError(key, text)

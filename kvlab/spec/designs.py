@@ -1,15 +1,13 @@
 """Designs: which combinations of levels a sweep trains.
 
-A design works on *axes*, each with positions 0, 1, ...; position 0 is the baseline. An axis is
-one factor, or several that are zipped and so move together. `DESIGNS` is the table: a new design
-is a function and a line there.
+A level is its position, 0, 1, ..., in its factor; position 0 is the baseline. `DESIGNS` is the
+table: a new design is a function and a line there.
 
 `fractional:N` keeps one cell in N of two-level factors, as a regular fraction 2^(k-p), N = 2^p. p
 factors are *generated*: each is set by the product of some of the others. Effects are then
-aliased: a contrast measures the sum of several effects, and the notes say which. Generators that
-are not written are chosen for the highest resolution, then for the fewest short words (minimum
-aberration; Box and Hunter 1961, Fries and Hunter 1980). The fraction is the one that holds the
-baseline.
+aliased: a contrast measures the sum of several effects, and the notes say which. Generators are
+chosen for the highest resolution, then for the fewest short words (minimum aberration; Box and
+Hunter 1961, Fries and Hunter 1980). The fraction is the one that holds the baseline.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -18,19 +16,7 @@ from itertools import combinations, product
 from math import comb
 
 Positions = tuple[int, ...]
-"""One cell: a position on every axis."""
-
-
-@dataclass(frozen=True)
-class Axis:
-    """One thing that varies; ``points`` are its levels by factor, the baseline's first."""
-
-    factors: tuple[str, ...]
-    points: tuple[Mapping[str, str], ...]
-
-    @property
-    def name(self) -> str:
-        return "+".join(self.factors)
+"""One cell: the position of its level in every factor."""
 
 
 @dataclass(frozen=True)
@@ -38,32 +24,27 @@ class DesignRequest:
     """What a design selects cells from.
 
     Attributes:
-        target: for every axis the position of its reduction, None where several could be meant.
-        cells: as written in `cells`, every axis left out at its baseline.
-        generators: an axis -> the axes whose product sets it; empty to have them chosen.
+        factors: the levels of every factor, the baseline's first.
+        target: for every factor the position of its reduction, None where several could be meant.
+        cells: as written in `cells`, every factor left out at its baseline.
     """
 
-    axes: tuple[Axis, ...]
+    factors: Mapping[str, Sequence[str]]
     target: tuple[int | None, ...] = ()
     cells: tuple[Positions, ...] = ()
     fraction: int = 1
-    generators: Mapping[str, tuple[str, ...]] | None = None
 
     def reductions(self) -> list[tuple[int, int]]:
-        """Return every axis that has more than its baseline, with its target position."""
-        reductions = []
-        for index, (axis, position) in enumerate(zip(self.axes, self.target, strict=True)):
+        """Return every factor that has more than its baseline, with its target position."""
+        for (name, levels), position in zip(self.factors.items(), self.target, strict=True):
             if position is None:
-                others = [point[axis.factors[0]] for point in axis.points[1:]]
-                text = f"must name the level of {axis.factors[0]} that is the reduction"
-                raise DesignError("target", f"{text}: {' or '.join(others)}")
-            if position:
-                reductions.append((index, position))
-        return reductions
+                text = f"must name the level of {name} that is the reduction"
+                raise DesignError("target", f"{text}: {' or '.join(levels[1:])}")
+        return [(index, position) for index, position in enumerate(self.target) if position]
 
     def change_baseline(self, changes: Mapping[int, int]) -> Positions:
-        """Return the baseline with some axes, by index, at other positions."""
-        return tuple(changes.get(index, 0) for index in range(len(self.axes)))
+        """Return the baseline with some factors, by index, at other positions."""
+        return tuple(changes.get(index, 0) for index in range(len(self.factors)))
 
 
 class DesignError(Exception):
@@ -97,14 +78,14 @@ class Design:
 
 def full_factorial(request: DesignRequest) -> Iterator[Positions]:
     """Yield every combination."""
-    return product(*(range(len(axis.points)) for axis in request.axes))
+    return product(*(range(len(levels)) for levels in request.factors.values()))
 
 
 def one_factor_at_a_time(request: DesignRequest) -> Iterator[Positions]:
     """Yield the baseline, and each other level alone."""
     yield request.change_baseline({})
-    for index, axis in enumerate(request.axes):
-        for position in range(1, len(axis.points)):
+    for index, levels in enumerate(request.factors.values()):
+        for position in range(1, len(levels)):
             yield request.change_baseline({index: position})
 
 
@@ -135,8 +116,8 @@ def pairwise(request: DesignRequest) -> Iterator[Positions]:
     These are the fewest cells that show every interaction of two factors against the baseline.
     """
     yield from one_factor_at_a_time(request)
-    levels = [(index, range(1, len(axis.points))) for index, axis in enumerate(request.axes)]
-    for (first, first_levels), (second, second_levels) in combinations(levels, 2):
+    others = [(n, range(1, len(levels))) for n, levels in enumerate(request.factors.values())]
+    for (first, first_levels), (second, second_levels) in combinations(others, 2):
         for one, other in product(first_levels, second_levels):
             yield request.change_baseline({first: one, second: other})
 
@@ -152,24 +133,21 @@ def hand_picked(request: DesignRequest) -> Iterator[Positions]:
 # Fractions
 
 Word = frozenset[int]
-"""Axes whose product is constant over the fraction; its sign is `_sign`."""
+"""Factors whose product is constant over the fraction; its sign is `_sign`."""
 
 MAX_SEARCHED = 20_000
 """The most fractions among which the best is searched."""
 
 MAX_FREE = 16
-"""The most axes that are not generated: a fraction has at most 2^16 cells."""
+"""The most factors that are not generated: a fraction has at most 2^16 cells."""
 
 
 def fractional_factorial(request: DesignRequest) -> Iterator[Positions]:
     """Yield the cells of the fraction."""
-    generators = _get_generators(request)
-    free = [axis for axis in range(len(request.axes)) if axis not in generators]
-    for bits in product((0, 1), repeat=len(free)):
-        cell = dict(zip(free, bits, strict=True))
-        for axis, parents in generators.items():
-            cell[axis] = sum(cell[parent] for parent in parents) % 2
-        yield request.change_baseline(cell)
+    generators = _choose_generators(request)
+    for free in product((0, 1), repeat=len(request.factors) - len(generators)):
+        generated = (sum(free[parent] for parent in parents) % 2 for parents in generators.values())
+        yield (*free, *generated)
 
 
 MAX_NAMED = 8
@@ -184,8 +162,7 @@ def describe_aliasing(request: DesignRequest) -> tuple[str, ...]:
     Named are effects of one and two factors with their aliases of up to three, as the tables of
     Box, Hunter and Hunter (2005, chapter 6) have them. A pair of effects is named once.
     """
-    words = _defining_relation(_get_generators(request))
-    names = [axis.name for axis in request.axes]
+    words, names = _defining_relation(_choose_generators(request)), list(request.factors)
     constant = " = ".join(_sign(word) + _format_word(word, names) for word in words)
     shortest = min(map(len, words))  # the resolution (Box and Hunter 1961)
     resolution = _ROMAN[shortest] if shortest < len(_ROMAN) else shortest
@@ -207,65 +184,30 @@ def describe_aliasing(request: DesignRequest) -> tuple[str, ...]:
     return tuple(lines)
 
 
-def _get_generators(request: DesignRequest) -> dict[int, Word]:
-    """Return for each generated axis the free axes whose product sets it."""
-    count, generated = len(request.axes), request.fraction.bit_length() - 1
+def _choose_generators(request: DesignRequest) -> dict[int, Word]:
+    """Return the last factors as products of the first, with minimum aberration."""
+    count, generated = len(request.factors), request.fraction.bit_length() - 1
     free = count - generated
-    for axis in request.axes:
-        if len(axis.points) != 2:
-            text = f"takes factors of two levels, and {axis.name} has {len(axis.points)}"
+    for name, levels in request.factors.items():
+        if len(levels) != 2:
+            text = f"takes factors of two levels, and {name} has {len(levels)}"
             raise DesignError("design", f"{text}; drop levels, or use pairwise")
     if not 2 <= free <= MAX_FREE:
         text = f"keeps 2^{free} of 2^{count} cells, and a fraction has 2^2 to 2^{MAX_FREE}"
         raise DesignError("design", f"{text}; use another fraction, or full")
-    if request.generators:
-        return _check_generators(request, generated)
-    return _choose_generators(count, generated)
-
-
-def _check_generators(request: DesignRequest, count: int) -> dict[int, Word]:
-    """Return the ``count`` generators that the sweep writes, by index."""
-    indices = {axis.name: index for index, axis in enumerate(request.axes)}
-    written = request.generators or {}
-    if len(written) != count:
-        text = f"has {len(written)} of the {count} generators of 1/{request.fraction}"
-        raise DesignError("generators", f"{text}; write {count}, or none to have them chosen")
-    generators = {}
-    for name, parents in written.items():
-        for factor in (name, *parents):
-            if factor not in indices:
-                text = f"names {factor}, which is not an axis of this design"
-                raise DesignError("generators", f"{text}; use {', '.join(indices)}")
-        if set(parents) & written.keys() or len(set(parents)) < 2:
-            text = f"sets {name} by {', '.join(parents)}; use two or more that are not generated"
-            raise DesignError("generators", text)
-        generators[indices[name]] = frozenset(indices[factor] for factor in parents)
-    if min(map(len, _defining_relation(generators))) < 3:
-        text = "make two factors move together, so no effect is seen alone; use other products"
-        raise DesignError("generators", text)
-    return generators
-
-
-def _choose_generators(count: int, generated: int) -> dict[int, Word]:
-    """Return the last of ``count`` axes as products of the first, with minimum aberration."""
-    free = range(count - generated)
-    sizes = range(len(free), 1, -1)
-    products = [frozenset(parents) for size in sizes for parents in combinations(free, size)]
-    if len(products) < generated:
-        text = f"cannot set {generated} factors by products of {len(free)}; use a larger fraction"
-        raise DesignError("design", text)
-    if comb(len(products), generated) > MAX_SEARCHED:
-        text = f"has too many fractions of {count} factors to choose from; write generators"
-        raise DesignError("design", text)
-    last = range(count - generated, count)
+    sizes = range(free, 1, -1)
+    products = [frozenset(parents) for size in sizes for parents in combinations(range(free), size)]
+    if not 0 < comb(len(products), generated) <= MAX_SEARCHED:
+        text = f"has no fraction, or too many to choose from, of {count} factors"
+        raise DesignError("design", f"{text}; use another fraction, or fewer factors")
 
     def aberration(generators: dict[int, Word]) -> list[int]:
         """Return the number of words of each length, shortest first: less is better."""
         lengths = [len(word) for word in _defining_relation(generators)]
         return [lengths.count(length) for length in range(1, max(lengths) + 1)]
 
-    chosen = combinations(products, generated)
-    return min((dict(zip(last, words, strict=True)) for words in chosen), key=aberration)
+    chosen = (dict(enumerate(words, free)) for words in combinations(products, generated))
+    return min(chosen, key=aberration)
 
 
 def _defining_relation(generators: dict[int, Word]) -> list[Word]:
@@ -298,7 +240,6 @@ DESIGNS: dict[str, Design] = {
         "fractional factorial",
         fractional_factorial,
         describe_aliasing,
-        keys=frozenset({"generators"}),
         arguments=(2, 4, 8, 16, 32, 64),
         can_be_filtered=False,
     ),

@@ -14,15 +14,15 @@ Ainslie et al. 2023, arXiv 2305.13245).
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
-from pydantic import BeforeValidator, Field
+from pydantic import Field
 
 from kvlab.errors import Problem, SpecError
 from kvlab.own_extensions import explain_missing
 from kvlab.spec.flops import non_embedding_parameters, parameter_count, training_flops_per_token
 from kvlab.spec.model_config import ModelConfig
-from kvlab.spec.spec_model import Name, OneOf, Problems, SpecModel, TupleOf, once
+from kvlab.spec.spec_model import Name, Problems, SpecModel, TupleOf
 from kvlab.spec.validation_errors import FieldError, raise_once
 
 if TYPE_CHECKING:
@@ -120,9 +120,6 @@ def check_sizes(sweep: "Sweep", cells: Sequence["Cell"]) -> None:
     raise_once(problems)
 
 
-MATCH_FACTOR = "match"
-"""The factor whose levels are the ways to match sizes, where there are several."""
-
 TOLERANCE = 0.005
 """The largest relative miss of a matched size."""
 
@@ -144,19 +141,6 @@ SIZES: dict[str, Size] = {
 MATCH_MODES = ("none", *SIZES)
 
 
-def _listed(value: Any) -> Any:
-    return tuple(value) if isinstance(value, list | tuple) else (value,)
-
-
-MatchMode = Annotated[str, OneOf(lambda: MATCH_MODES)]
-MatchModes = Annotated[
-    tuple[MatchMode, ...],
-    BeforeValidator(_listed, json_schema_input_type=MatchMode | tuple[MatchMode, ...]),
-    Field(min_length=1),
-    once("a way"),
-]
-
-
 def find_matching_width(model: ModelConfig, size: Size, target: int) -> int:
     """Return the ``ffn_dim`` with which a model comes nearest to ``target``, at least 1."""
     first = size.count(_with_width(model, 1))
@@ -175,20 +159,17 @@ def match_sizes(sweep: "Sweep", cells: Sequence["Cell"]) -> tuple["Cell", ...]:
         SpecError: A level sets ``model.ffn_dim`` itself, the baseline's size is out of reach, or a
             training starts from weights of another width. Each problem is placed at its level.
     """
-    if sweep.match == ("none",):
+    if sweep.match == "none":
         return tuple(cells)
-    problems: list[Problem] = []
-    matched = []
+    size, problems, matched = SIZES[sweep.match], list[Problem](), list["Cell"]()
     for cell, baseline in zip(cells, find_baselines(sweep, cells), strict=True):
-        size = SIZES.get(_get_mode(sweep, cell))
-        if size is not None:
-            target = size.count(baseline)
-            width = find_matching_width(cell.experiment.model, size, target)
-            errors = _find_match_errors(sweep, cell, size, target, width)
-            problems += [sweep.locate(error, cell.levels) for error in errors]
-            model = _with_width(cell.experiment.model, width)
-            cell = replace(cell, experiment=cell.experiment.model_copy(update={"model": model}))
-        matched.append(cell)
+        target = size.count(baseline)
+        width = find_matching_width(cell.experiment.model, size, target)
+        errors = _find_match_errors(sweep, cell, size, target, width)
+        problems += [sweep.locate(error, cell.levels) for error in errors]
+        model = _with_width(cell.experiment.model, width)
+        experiment = cell.experiment.model_copy(update={"model": model})
+        matched.append(replace(cell, experiment=experiment))
     raise_once(problems)
     return tuple(matched)
 
@@ -206,24 +187,18 @@ def find_baselines(sweep: "Sweep", cells: Sequence["Cell"]) -> list[ModelConfig]
 
 
 def describe_matching(sweep: "Sweep") -> Iterator[str]:
-    """Yield a sentence for each way in which a sweep matches sizes, with its largest miss."""
-    cells = sweep.cells()
-    baselines = find_baselines(sweep, cells)
-    for mode, size in ((mode, SIZES[mode]) for mode in sweep.match if mode in SIZES):
-        misses = [
-            abs(size.count(cell.experiment.model) / size.count(baseline) - 1)
-            for cell, baseline in zip(cells, baselines, strict=True)
-            if _get_mode(sweep, cell) == mode
-        ]
-        whose = f"the baseline's {size.count(baselines[0]):,} {size.unit}"
-        if sweep.size is not None:
-            whose = f"the {size.unit} of the baseline of its size"
-        miss = f"the largest miss is {100 * max(misses, default=0.0):.2f}%"
-        yield f"match={mode} sets model.ffn_dim by cell for {whose}; {miss}"
-
-
-def _get_mode(sweep: "Sweep", cell: "Cell") -> str:
-    return sweep.match[0] if len(sweep.match) == 1 else cell.levels[MATCH_FACTOR]
+    """Yield how a sweep matches sizes, with its largest miss; nothing if it does not."""
+    if sweep.match == "none":
+        return
+    size, cells = SIZES[sweep.match], sweep.cells()
+    targets = [size.count(baseline) for baseline in find_baselines(sweep, cells)]
+    counts = [size.count(cell.experiment.model) for cell in cells]
+    miss = max(abs(own / target - 1) for own, target in zip(counts, targets, strict=True))
+    whose = f"the baseline's {targets[0]:,} {size.unit}"
+    if sweep.size is not None:
+        whose = f"the {size.unit} of the baseline of its size"
+    text = f"match={sweep.match} sets model.ffn_dim by cell for {whose}"
+    yield f"{text}; the largest miss is {100 * miss:.2f}%"
 
 
 def _with_width(model: ModelConfig, width: int) -> ModelConfig:

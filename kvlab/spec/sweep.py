@@ -38,7 +38,6 @@ LevelNames = Annotated[tuple[spec.Name, ...], BeforeValidator(_normalize_level_n
 DesignName = Annotated[str, spec.OneOf(list_design_names)]
 LevelRule = dict[spec.Name, LevelNames]
 Levels = dict[LevelName, dict[spec.DottedKey, Any]]
-FactorGroup = Annotated[spec.TupleOf[spec.Name], Field(min_length=2)]
 
 
 class FailuresConfig(spec.SpecModel):
@@ -156,8 +155,6 @@ class Sweep(spec.SpecModel):
     """Example: one_factor"""
     designs: dict[DesignName, Seeds] = {}
     """Several designs, each with its seeds, as one. Example: {full: [0], one_factor: 3}"""
-    zip: spec.TupleOf[FactorGroup] = ()
-    """Factors that move together, level by level. Example: [[heads, width]]"""
     when: dict[spec.Name, LevelRule] = {}
     """By factor, the levels of factors above it without which it does not apply.
     Example: {window: {horizon: hybrid}}"""
@@ -167,18 +164,15 @@ class Sweep(spec.SpecModel):
     listed_cells: spec.TupleOf[dict[spec.Name, LevelName]] = Field(default=(), alias="cells")
     """The cells of design: cells. A factor that is left out is at its baseline.
     Example: [{heads: mqa, position: rope}], design: cells"""
-    generators: dict[spec.Name, FactorGroup] = {}
-    """Of design: fractional, by factor: the factors whose product sets it.
-    Example: {sharing: [heads, position, mlp]}, design: 'fractional:2'"""
     exclude: spec.TupleOf[LevelRule] = ()
     """Drops every cell that has all of a rule. Example: [{heads: mqa, position: rope}]"""
     include: spec.TupleOf[LevelRule] = ()
     """Adds cells. A factor that is left out is at its baseline.
     Example: [{heads: mqa, position: rope}], design: one_factor"""
-    match: sizes.MatchModes = ("none",)
+    match: Annotated[str, spec.OneOf(lambda: sizes.MATCH_MODES)] = "none"
     """Set model.ffn_dim by cell, so that every cell has the baseline's parameters or training FLOPs
-    a token within 0.5%. Several, as in [none, parameters], are a factor.
-    Example: [none, parameters]"""
+    a token within 0.5%.
+    Example: parameters"""
     seeds: SeedsField = (0,)
     """A list; a count, as 3 for [0, 1, 2]; or how seeds are added in stages, where undecided.
     Example: [0, 1, 2]"""
@@ -210,17 +204,9 @@ class Sweep(spec.SpecModel):
 
     @model_validator(mode="before")
     @classmethod
-    def _add_derived_factors(cls, data: Any) -> Any:
-        """Add the factor of a search, and that of several ways to match sizes."""
-        match data:
-            case {"search": search} if search is not None and "factors" not in data:
-                return {**data, "factors": {SEARCH_FACTOR: {"base": {}}}}
-            case {"factors": {"match": _}, "match": [_, _, *_]}:
-                text = "is a factor already, as match has several values; rename it"
-                spec.raise_problems([(f"factors.{sizes.MATCH_FACTOR}", text)])
-            case {"factors": dict(factors), "match": [_, _, *_] as modes}:
-                levels: dict[str, Any] = {mode: {} for mode in modes if isinstance(mode, str)}
-                return {**data, "factors": {**factors, sizes.MATCH_FACTOR: levels}}
+    def _add_search_factor(cls, data: Any) -> Any:
+        if isinstance(data, dict) and data.get("search") is not None and "factors" not in data:
+            return {**data, "factors": {SEARCH_FACTOR: {"base": {}}}}
         return data
 
     @field_validator("baseline")
@@ -233,9 +219,7 @@ class Sweep(spec.SpecModel):
         steps = (  # each relies on those before it
             rules.find_search_problems(self, SEARCH_FACTOR),
             chain(rules.find_name_problems(self), rules.find_unused_key_problems(self)),
-            rules.find_match_problems(self),
             chain(*(find(self) for find in find_members("sweep_problems").values())),
-            rules.find_zip_problems(self),
             sizes.find_size_problems(self),
             find_claim_problems(self.decide, self.factors, self.baseline),
             find_scale_problems(self),
@@ -265,6 +249,14 @@ class Sweep(spec.SpecModel):
     def size_factor(self) -> str | None:
         """The factor whose levels are sizes of the model, if the sweep has `size`."""
         return self.size.factor if self.size is not None else None
+
+    @property
+    def level_names(self) -> dict[str, tuple[str, ...]]:
+        """The levels of every factor, that of the baseline first."""
+        return {
+            factor: tuple(dict.fromkeys((self.baseline[factor], *levels)))
+            for factor, levels in self.factors.items()
+        }
 
     @property
     def design_seeds(self) -> dict[str, tuple[int, ...]]:

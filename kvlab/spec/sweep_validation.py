@@ -3,14 +3,13 @@
 The cells of a loaded sweep are checked here, too: that what they name exists and fits them.
 """
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from kvlab.errors import Problem, SpecError
 from kvlab.humanize import suggest_name
 from kvlab.own_extensions import explain_missing, find_file_problems, find_members
 from kvlab.spec.designs import DESIGNS
-from kvlab.spec.size_config import MATCH_FACTOR
 from kvlab.spec.spec_model import Problems
 from kvlab.spec.validation_errors import FieldError, Path
 
@@ -67,26 +66,6 @@ def find_unused_key_problems(sweep: "Sweep") -> Problems:
             yield key, f"is used by design: {' or '.join(sorted(readers))} alone; leave it out"
 
 
-def find_match_problems(sweep: "Sweep") -> Problems:
-    """Yield where the factor of several ``match`` is named and cannot be.
-
-    A design selects cells of the other factors, and each is then sized in every way.
-    """
-    if len(sweep.match) < 2:
-        return
-    text = "is crossed with every cell of the design; leave it out, or use exclude"
-    named: dict[str, Collection[str]] = {"target": sweep.target, "when": sweep.when}
-    named |= {f"cells.{number}": cell for number, cell in enumerate(sweep.listed_cells)}
-    for key, names in named.items():
-        if MATCH_FACTOR in names:
-            yield f"{key}.{MATCH_FACTOR}", text
-    groups = {f"zip.{number}": group for number, group in enumerate(sweep.zip)}
-    groups |= {f"generators.{name}": (name, *some) for name, some in sweep.generators.items()}
-    for key, group in groups.items():
-        if MATCH_FACTOR in group:
-            yield key, f"names {MATCH_FACTOR}, which {text}"
-
-
 def check_scored_text(sweep: "Sweep", cells: Sequence["Cell"]) -> None:
     """Check that cells with other tokenizers are scored on the same text."""
     base = cells[0].experiment
@@ -104,34 +83,6 @@ def check_scored_text(sweep: "Sweep", cells: Sequence["Cell"]) -> None:
         else:
             continue
         raise SpecError([sweep.locate(FieldError(("data", "tokenizer"), text), cell.levels)])
-
-
-def find_zip_problems(sweep: "Sweep") -> Problems:
-    """Yield the first reason why zipped factors cannot move together, level by level."""
-    zipped: set[str] = set()
-    for number, group in enumerate(sweep.zip):
-        unknown = next((factor for factor in group if factor not in sweep.factors), None)
-        if unknown is not None:
-            text = f"names {unknown}, which is not a factor; {suggest_name(unknown, sweep.factors)}"
-            yield f"zip.{number}", text
-            return
-        if zipped & set(group) or len(set(group)) != len(group):
-            yield f"zip.{number}", "names a factor that is zipped already; zip each once"
-            return
-        zipped |= set(group)
-        first = next(factor for factor in sweep.factors if factor in group)
-        if first != group[0]:
-            yield f"zip.{number}", f"must begin with {first}, which comes first in factors"
-            return
-        sizes = {factor: len(sweep.factors[factor]) for factor in group}
-        if len(set(sizes.values())) > 1:
-            text = ", ".join(f"{factor} {size}" for factor, size in sizes.items())
-            yield f"zip.{number}", f"joins factors of unequal length ({text}); give them as many"
-            return
-        rows = {list(sweep.factors[f]).index(sweep.baseline[f]) for f in group}
-        if len(rows) > 1:
-            text = "has no row with the baseline levels of all; choose the baseline from one row"
-            yield f"zip.{number}", text
 
 
 def _find_rule_problems(sweep: "Sweep", key: str, rule: Mapping[str, tuple[str, ...]]) -> Problems:

@@ -153,7 +153,6 @@ class Sweep:
         if level == base:
             return False
         kept = list(self.decide.get("reference") or [])
-        kept += ["match"] if len(self.description.get("match") or []) > 1 else []
         kept += [(self.description.get("size") or {}).get("factor")]
         own = [cell for cell in self.cells if cell[index] == level]
         pairs = [(cell, (*cell[:index], base, *cell[index + 1 :])) for cell in own]

@@ -1,4 +1,4 @@
-"""Sweeps to cells: designs, conditions, exclusions, inclusions, zipped factors, seeds."""
+"""Sweeps to cells: designs, conditions, exclusions, inclusions, seeds."""
 
 import pytest
 
@@ -68,14 +68,13 @@ include:
 @pytest.mark.parametrize(
     ("tail", "cells"),
     [
-        ("zip: [[heads, horizon]]\n", ["mha global w8", "mqa hybrid w8", "mqa hybrid w4"]),
         ("design: cells\ncells: [{heads: mqa}, {horizon: hybrid, window: w4}]\n",
          ["mha global w8", "mqa global w8", "mha hybrid w4"]),
         ("design: cumulative\ntarget: {heads: mqa, window: w4}\n",
          ["mha global w8", "mqa global w8", "mqa hybrid w8", "mqa hybrid w4"]),
     ],
 )  # fmt: skip
-def test_zipped_listed_and_targeted_levels(tmp_path, tail, cells):
+def test_listed_and_targeted_levels(tmp_path, tail, cells):
     factors = FACTORS.replace("    gqa: {model.n_kv_head: 2}\n", "")
     assert names(load_sweep_text(tmp_path, factors + WHEN + tail)) == cells
 

@@ -89,9 +89,3 @@ def test_the_notes_state_all_aliases_and_no_others():
             continue
         aliased = abs(column(table, one) @ column(table, other)) == len(table)
         assert aliased == (frozenset((one, other)) in stated), (one, other)
-
-
-def test_written_generators_are_used():
-    request = make_request(2, 2, 2, 2, fraction=2, generators={"b": ("a", "c")})
-    for a, b, c, _ in FRACTIONAL.positions(request):
-        assert b == (a + c) % 2

@@ -8,10 +8,8 @@ from kvlab.model import GPT
 from kvlab.spec import ModelConfig
 from kvlab.spec.flops import forward_flops, parameter_count
 from kvlab.spec.size_config import SIZES, count_size_parameters, find_matching_width
-from kvlab.sweep import plan
 from tests.support.extensions import needs
 from tests.support.spec_files import load_sweep_text
-from tests.support.stub_trials import identify
 
 SWEEP = """\
 question: Does it shrink?
@@ -75,7 +73,6 @@ factors:
     trained: {model.kv_sharing: "adjacent:2"}
     tied: {serving.tie: "adjacent:2"}
 """
-BOTH = "match: [none, parameters]\n"
 
 
 @pytest.mark.parametrize(
@@ -114,21 +111,3 @@ def test_no_other_width_comes_nearer(n_kv_head, mlp, bias, n_layer, name, share)
     found = find_matching_width(model, size, target)
     assert found <= 399
     assert misses[found - 1] == min(misses)
-
-
-def test_several_ways_are_a_factor_and_unchanged_cells_are_the_same_trials(tmp_path):
-    planned = plan(load_sweep_text(tmp_path, MATCHED + BOTH), identify=identify)
-    alone = plan(load_sweep_text(tmp_path, MATCHED), identify=identify)
-    trials = {tuple(cell.levels.values()): cell.trials[0] for cell in planned.cells}
-    assert len(trials) == 2 * len(alone.cells)
-    assert [trials[*cell.levels.values(), "none"] for cell in alone.cells] == [
-        cell.trials[0] for cell in alone.cells
-    ]
-    base = ("mha", "learned", "gelu")
-    for sharing in ("none", "tied"):
-        assert trials[*base, sharing, "none"] == trials[*base, sharing, "parameters"]
-    mqa = ("mqa", *base[1:], "none")
-    assert trials[*mqa, "none"] != trials[*mqa, "parameters"]
-    planned = plan(load_sweep_text(tmp_path, MATCHED + "match: parameters\n"), identify=identify)
-    assert len(planned.trials) == 24
-    assert len({one.trial.training_id for one in planned.trials}) == 16, "ties share a training"

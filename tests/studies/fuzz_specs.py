@@ -63,7 +63,7 @@ seeds: [0, 1]
 failures: {killed_retries: 2}
 """
 TUNED = """
-match: [none, parameters]
+match: parameters
 tune: {training.learning_rate: [0.001, 0.002, 0.004], seeds: [100], share: [window]}
 """
 SEARCH = """
@@ -87,7 +87,7 @@ VALUES: list[Any] = [
     {"model.n_head": 3}, {"low": 1, "high": 2}, {"at_most": 1}, [["heads", "window"]], list(range(50)),
 ]  # fmt: skip
 KEYS = [
-    "design", "designs", "zip", "when", "target", "cells", "generators", "exclude", "include", "seeds",
+    "design", "designs", "when", "target", "cells", "exclude", "include", "seeds",
     "search", "failures", "match", "tune", "share", "model", "preset", "kv_sharing", "tie", "window", "point", "base", "init_from",
     "a.b", ".", "", "model.window", "training.init_from", "__class__", "../x", "\u00e9",
 ]  # fmt: skip

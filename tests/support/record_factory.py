@@ -233,35 +233,19 @@ class ServedRecord(Record):
 
 
 class MatchedRecord(Record):
-    """Multi-query cells with 3% fewer parameters than the baseline, or as many, which halves
-    their loss's difference of 0.1."""
+    """Multi-query cells with the parameters of the baseline, which their MLP gives back."""
 
-    def __init__(self, modes=("none", "parameters"), **changes):
-        factors: dict[str, tuple[str, ...]] = {"heads": ("mha", "mqa")}
-        if len(modes) > 1:
-            factors["match"] = modes
-        super().__init__(**{"factors": factors, "effects": {}, **changes})
-        self.modes = modes
-
-    def is_resized(self, levels: Levels) -> bool:
-        return levels["heads"] == "mqa" and levels.get("match", self.modes[0]) != "none"
-
-    def training(self, levels, seed):
-        if levels["heads"] == "mha":
-            levels = {**levels, "match": "none"}
-        return super().training(levels, seed)
-
-    def loss(self, levels, seed):
-        change = 0.05 if self.is_resized(levels) else 0.1
-        return super().loss(levels, seed) + change * (levels["heads"] == "mqa")
+    def __init__(self):
+        super().__init__(factors={"heads": ("mha", "mqa")}, effects={"mqa": 0.05})
 
     def description(self, cells):
-        return {**super().description(cells), "match": list(self.modes)}
+        return {**super().description(cells), "match": ["parameters"]}
 
     def result(self, levels, seed, status):
         found = super().result(levels, seed, status)
-        found["experiment"]["model"]["ffn_dim"] = 70 if self.is_resized(levels) else 64
-        found["model"]["parameters"] += 29_000 * self.is_resized(levels)
+        is_resized = levels["heads"] == "mqa"
+        found["experiment"]["model"]["ffn_dim"] = 70 if is_resized else 64
+        found["model"]["parameters"] += 29_000 * is_resized
         return found
 
 

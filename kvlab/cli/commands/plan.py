@@ -144,7 +144,7 @@ def _format_plan(planned: Plan) -> Iterator[str]:
 def _format_trials(planned: Plan) -> str:
     sweep, trials = planned.sweep, planned.trials
     factors = list(trials[0].levels)  # with a setting, while it is found
-    has_width = sweep.match != ("none",)
+    has_width = sweep.match != "none"
     head = [*factors, "seed", "trial", *(["ffn_dim"] if has_width else [])]
     rows = [[*head, "parameters", "KV/token", "KV/block", "FLOPs", "state"]]
     off = {tuple(cell.levels.values()): cell.off for cell in planned.cells}

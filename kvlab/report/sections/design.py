@@ -5,7 +5,6 @@ from functools import partial
 from itertools import combinations
 from math import prod
 
-from kvlab.analysis.effects import Effect, estimate_main_effects
 from kvlab.analysis.study import Study
 from kvlab.analysis.trial_rows import Levels
 from kvlab.own_extensions import find_members
@@ -15,7 +14,7 @@ from kvlab.report import table_columns as cols
 from kvlab.report import texts
 from kvlab.report.record_warnings import list_confounds
 from kvlab.spec.designs import DESIGNS
-from kvlab.spec.size_config import MATCH_FACTOR, SIZES
+from kvlab.spec.size_config import SIZES
 
 
 def report_factors(study: Study) -> doc.Section:
@@ -46,8 +45,6 @@ def _level_entries(study: Study, factor: str, level: str) -> doc.Entries:
     patch = study.sweep.get("patches", {}).get(factor, {}).get(level, {})
     text = ", ".join(f"{key}: {value}" for key, value in patch.items())
     setting = doc.Cell(text or "as the base experiment", text, code=bool(text))
-    if factor == MATCH_FACTOR and level in SIZES and "match" in study.sweep:
-        setting = doc.cell(f"model.ffn_dim by cell, for the baseline's {SIZES[level].unit}")
     yield "what it sets", setting
 
 
@@ -67,12 +64,11 @@ def _notes(study: Study) -> Iterator[tuple[doc.Span, ...]]:
         if effect.aliases or effect.limits or not effect.pairs_designed:
             aliases = cols.name_aliases(effect, ", ")
             yield texts.spans("limits of a level", effect=effect, aliases=aliases)
-    for mode in study.match_modes:
-        if mode in SIZES:
-            fields = {"factor": MATCH_FACTOR, "mode": mode, "unit": SIZES[mode].unit}
-            yield texts.spans("cells of a matched size", study=study, **fields)
+    is_resized = study.match_mode in SIZES
+    if is_resized:
+        unit = SIZES[study.match_mode].unit
+        yield texts.spans("cells of a matched size", study=study, unit=unit)
     if changes := ", ".join(_parameter_changes(study)):
-        is_resized = any(mode in SIZES for mode in study.match_modes)
         yield texts.spans("changed parameters", changes=changes, is_resized=is_resized)
     if study.done_rows and not study.is_untrained:
         described = (describe(study) for describe in find_members("recipes").values())
@@ -91,18 +87,16 @@ def _absent_pairs(study: Study) -> Iterator[str]:
 
 
 def _parameter_changes(study: Study) -> Iterator[str]:
-    """Name the levels that also change the number of parameters.
-
-    Cells that were matched in parameters are left out.
-    """
+    """Name the levels that also change the number of parameters, unless cells match in them."""
+    if study.match_mode == "parameters":
+        return
     for index, (factor, levels) in enumerate(study.factors.items()):
         for level in levels[1:]:
             shares = []
             for own in study.cells:
                 count = study.parameters(own)
                 base = study.parameters((*own[:index], levels[0], *own[index + 1 :]))
-                is_matched = study.match_mode(own) == "parameters"
-                if own[index] == level and count and base and not is_matched:
+                if own[index] == level and count and base:
                     shares.append(count / base - 1)
             if shares and max(map(abs, shares)) >= 5e-4:
                 ends = fmt.format_ends(shares, lambda one: f"{fmt.format_signed(100 * one, 1)}%")
@@ -113,26 +107,13 @@ def _parameter_changes(study: Study) -> Iterator[str]:
 
 
 def report_matched_sizes(study: Study) -> doc.Section | None:
-    """List the width and the size of every cell, and the effects with and without matching."""
-    modes = [mode for mode in study.match_modes if mode in SIZES]
-    if not modes:
+    """List the width and the size of every cell."""
+    if study.match_mode not in SIZES:
         return None
-    units = [SIZES[mode].unit for mode in modes]
-    contents: list[doc.Content] = [texts.write("matched sizes", study=study, units=units)]
+    text = texts.write("matched sizes", study=study, unit=SIZES[study.match_mode].unit)
     caption = "Widths and sizes of the cells."
     table = cols.cells_table(study, "matched", caption, partial(_size_entries, study))
-    contents += [table] if table.rows else []
-    # tests that the sweep has declared judge its claims, over all ways together
-    if len(study.match_modes) > 1 and study.tests is None:
-        effects = list(_estimate_by_mode(study))
-        rows = [
-            (_mode_entries(study, mode, effect), study.change_key(effect.change))
-            for mode, effect in effects
-        ]
-        if any(effect.estimate for _, effect in effects):
-            caption = texts.fill("caption of matched effects", study=study)
-            contents.append(doc.make_table("matched-effects", caption, rows))
-    return doc.Section("Matched sizes", tuple(contents))
+    return doc.Section("Matched sizes", (text, table) if table.rows else (text,))
 
 
 def _size_entries(study: Study, levels: Levels) -> doc.Entries:
@@ -147,7 +128,6 @@ def _size_entries(study: Study, levels: Levels) -> doc.Entries:
         for factor, own, base in zip(study.factors, levels, study.baseline, strict=True)
     )
     flops = _flops_per_token(study, levels)
-    yield "matched in", doc.cell(study.match_mode(levels))
     yield "ffn_dim", int(widths[0])
     yield "parameters", parameters
     yield "FLOPs/token", cols.number_cell(flops, "{:,.0f}".format), "of training"
@@ -167,39 +147,3 @@ def _flops_per_token(study: Study, levels: Levels) -> float | None:
         if tokens and "model" in row.record:
             return int(row.record["model"]["training_flops"]) / int(tokens)
     return None
-
-
-def _estimate_by_mode(study: Study) -> Iterator[tuple[str, Effect]]:
-    """Yield the effects within the cells of each way of matching, level by level.
-
-    The error is shared by the ways, so that all rows hold together (Bonferroni).
-    """
-    index = list(study.factors).index(MATCH_FACTOR)
-    by_mode = []
-    for mode in study.match_modes:
-        effects = estimate_main_effects(
-            {levels: rows for levels, rows in study.cells.items() if levels[index] == mode},
-            {**study.factors, MATCH_FACTOR: (mode,)},
-            study.primary_metric,
-            claims=study.claims,
-            alpha=study.decide.alpha / len(study.match_modes),
-            margin=study.decide.margin,
-        )
-        by_mode.append([(mode, effect) for effect in effects])
-    for same_level in zip(*by_mode, strict=True):
-        yield from same_level
-
-
-def _mode_entries(study: Study, mode: str, effect: Effect) -> doc.Entries:
-    metric, (factor, level) = study.primary_metric, effect.change[0]
-    yield "factor", factor
-    yield "level", level
-    yield "sizes", mode, f"none: as the levels make them; else {MATCH_FACTOR}"
-    difference = doc.EMPTY_CELL
-    if effect.estimate:
-        difference = cols.difference_cell(metric, effect.value)
-    yield f"difference ({fmt.difference_unit(metric)})", difference
-    hint = "holds for all rows of the table"
-    interval = cols.simultaneous_column(metric, study.decide.alpha, hint)
-    yield interval, cols.simultaneous_cell(metric, effect)
-    yield "verdict", cols.verdict_cell(effect), "of the level at sizes matched so"

@@ -407,18 +407,10 @@ def trials_to_run(plan: Plan, retry_failed: bool = False) -> list[PlannedTrial]:
     return [p for p in plan.trials if not p.has_ended or (retry_failed and p.state == "failed")]
 
 
-def baseline_first(sweep: Sweep) -> dict[str, tuple[str, ...]]:
-    """Return the levels of every factor, that of the baseline first."""
-    return {
-        factor: tuple(dict.fromkeys((sweep.baseline[factor], *levels)))
-        for factor, levels in sweep.factors.items()
-    }
-
-
 def plan_estimand(sweep: Sweep, cells: Sequence[Levels]) -> Estimand:
     """Return which cells of a sweep enter means over settings, before any has run."""
     patches = sweep.model_dump(mode="json")["factors"]
-    return Estimand(cells, baseline_first(sweep), patches, over=sweep.decide.over or {})
+    return Estimand(cells, sweep.level_names, patches, over=sweep.decide.over or {})
 
 
 def describe_stage(stage: Stage, **facts: Any) -> dict[str, Any]:
@@ -450,7 +442,7 @@ def describe_sweep(
     return {
         "name": sweep.name,
         "question": sweep.question,
-        "factors": {factor: list(levels) for factor, levels in baseline_first(sweep).items()},
+        "factors": {factor: list(levels) for factor, levels in sweep.level_names.items()},
         "patches": sweep.model_dump(mode="json")["factors"],
         "baseline": dict(sweep.baseline),
         "design": " + ".join(sweep.design_seeds),
@@ -461,7 +453,7 @@ def describe_sweep(
         "decide": {**sweep.decide.model_dump(mode="json"), "claims": list(sweep.claims)},
         **({"size": size} if size else {}),
         **({"texts": texts} if texts else {}),
-        **({} if sweep.match == ("none",) else {"match": list(sweep.match)}),
+        **({} if sweep.match == "none" else {"match": [sweep.match]}),
         **({} if sweep.search is None else {"search": sweep.search.model_dump(mode="json")}),
         "report": sweep.report.model_dump(mode="json"),
         "cells": [cell.to_json() for cell in plan.cells],
