@@ -1,7 +1,7 @@
 """What the spec and the command line know of a measure of the benchmark, and keys of its own."""
 
 from dataclasses import dataclass
-from typing import ClassVar, Literal, NamedTuple
+from typing import Literal, NamedTuple
 
 from kvlab.spec.spec_model import Problems, SpecModel
 
@@ -21,20 +21,10 @@ class TextNeed(NamedTuple):
 
 
 class MeasureOptions(SpecModel):
-    """The keys of one measure, `benchmark.<name>`.
-
-    Attributes:
-        path_keys: those of files, relative to the spec's file.
-    """
-
-    path_keys: ClassVar[frozenset[str]] = frozenset()
+    """The keys of one measure, `benchmark.<name>`."""
 
     def find_length_problems(self, block_size: int) -> Problems:  # noqa: ARG002
         """Yield why it does not fit a model of ``block_size``."""
-        yield from ()
-
-    def find_file_problems(self) -> Problems:
-        """Yield why a file that it names cannot be read. Only a sweep that is loaded is asked."""
         yield from ()
 
     def find_text_need(self, block_size: int) -> TextNeed | None:  # noqa: ARG002

@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any
 from kvlab.errors import SpecError
 from kvlab.humanize import suggest_name
 from kvlab.own_extensions import name_members
-from kvlab.spec.benchmark_config import MEASURES
 from kvlab.spec.spec_model import Problems
 from kvlab.spec.yaml_reader import Key, YamlDocument, parse_yaml
 
@@ -50,8 +49,8 @@ def parse_override(text: str) -> tuple[str, Any]:
 def resolve_path_value(key: str, value: Any, folder: Path) -> Any:
     """Return the value of a dotted key, with paths in it resolved against ``folder``.
 
-    ``data.paths`` are paths, and so are the `MeasureOptions.path_keys` of measures. Extensions have
-    others, by functions of a value and of what joins a path.
+    ``data.paths`` are paths. Extensions have others, by functions of a value and of what joins a
+    path.
     ``training.init_from`` is one if it starts like one (``.``, ``/`` or ``~``) or is a folder
     beside the file; else it is a repository and stays as it is.
     """
@@ -59,12 +58,6 @@ def resolve_path_value(key: str, value: Any, folder: Path) -> Any:
     def join(path: str) -> str:
         return os.path.normpath(folder / Path(path).expanduser())
 
-    section, name, *own = f"{key}..".split(".")[:3]
-    options = MEASURES[name].options if section == "benchmark" and name in MEASURES else None
-    if options is not None:
-        if isinstance(value, dict):
-            return {k: resolve_path_value(f"{key}.{k}", one, folder) for k, one in value.items()}
-        return join(value) if own[0] in options.path_keys and isinstance(value, str) else value
     if key in _PATHS:
         return resolve_name(_PATHS[key])(value, join)
     match key, value:

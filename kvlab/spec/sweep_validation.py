@@ -112,20 +112,15 @@ def find_cell_problems(sweep: "Sweep") -> Iterator[Problem]:
     """Yield every problem at the level, or at the key of the base experiment, that causes it."""
     cells = {cell.key: cell for cell in sweep.cells()}
     for cell in sweep.cells():
-        problems = (*_find_source_problems(sweep, cell, cells), *_find_file_problems(cell))
+        problems = (
+            *_find_source_problems(sweep, cell, cells),
+            *find_file_problems(cell.experiment),
+        )
         for field, message in problems:
             path: Path = tuple(int(key) if key.isdecimal() else key for key in field.split("."))
             yield sweep.locate(FieldError(path, f"{field}{message}"), cell.levels)
         for find in find_members("cell_problems").values():
             yield from find(sweep, cell)
-
-
-def _find_file_problems(cell: "Cell") -> Problems:
-    """Yield why a file that a key names cannot be read."""
-    yield from find_file_problems(cell.experiment)
-    for name, options in cell.experiment.benchmark.list_options():
-        for field, text in options.find_file_problems():
-            yield f"benchmark.{name}.{field}", f": {text}"
 
 
 def _find_source_problems(

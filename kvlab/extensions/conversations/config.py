@@ -1,30 +1,13 @@
-"""`benchmark.conversations`: a load of conversations whose turns reuse the K/V of earlier ones.
+"""`benchmark.conversations`: a load of conversations whose turns reuse the K/V of earlier ones."""
 
-The load is drawn from stated distributions, or read from a trace: a JSONL file with a line for
-each request, whose prompt is a list of ids of blocks of tokens. Equal ids are equal text. Two
-public formats are read:
-
-- Mooncake's (Qin et al., FAST 2025): ``timestamp`` in ms, ``input_length``, ``output_length`` and
-  ``hash_ids`` of 512 tokens each;
-- Qwen-Bailian's (Wang et al., USENIX ATC 2025, arXiv 2506.02634): the same with ``timestamp`` in
-  seconds, ids of 16 tokens each, and ``chat_id``, ``parent_chat_id`` and ``turn``.
-"""
-
-import hashlib
-import json
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
-from functools import lru_cache
-from itertools import islice
-from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
+from pydantic import BeforeValidator, Field
 
 from kvlab.spec.measure_options import MeasureEntry, MeasureOptions, TextNeed
 from kvlab.spec.spec_model import NonNegativeInt, PositiveInt, Problems, SpecModel, TupleOf
-from kvlab.spec.validation_errors import list_field_errors
 
 MAX_DRAWN = 10**9
 """No draw is above it: tokens, turns or seconds."""
@@ -105,11 +88,6 @@ DrawField = Annotated[Draw, BeforeValidator(_number_to_draw, json_schema_input_t
 """A distribution, or one number that is always drawn."""
 
 
-_REPLACED_BY_TRACE = (
-    "turns", "system_tokens", "prompt_tokens", "reply_tokens", "start_seconds", "think_seconds",
-)  # fmt: skip
-
-
 class ConversationsConfig(MeasureOptions):
     """`benchmark.conversations`: what a prefix cache between turns reuses, and what that changes.
 
@@ -118,10 +96,8 @@ class ConversationsConfig(MeasureOptions):
     recently. The text is held-out text of the trial's data.
     """
 
-    path_keys = frozenset({"trace"})
-
     count: PositiveInt = 32
-    """Conversations; with a trace, its first requests. Unit: conversations. Example: 64"""
+    """Conversations. Unit: conversations. Example: 64"""
     turns: DrawField = Draw(distribution="constant", mean=5)
     """Turns of a conversation. It ends earlier where the next would not fit in block_size.
     Unit: turns. Default: 5. Example: {distribution: geometric, mean: 4, max: 8}"""
@@ -140,15 +116,6 @@ class ConversationsConfig(MeasureOptions):
     """From one turn of a conversation to the next. Replies take no time, so only the ratio to
     start_seconds matters: it decides how conversations interleave.
     Unit: seconds. Default: exponential, mean 30. Example: {distribution: exponential, mean: 60}"""
-    trace: str | None = None
-    """JSONL file of requests with hash ids, as published of Mooncake and of Qwen-Bailian, relative
-    to the spec's file. It replaces the six keys above.
-    Default: none. Example: conversation_trace.jsonl"""
-    block_tokens: PositiveInt | None = None
-    """Tokens that one hash id of the trace becomes. All its lengths are scaled alike, so that a
-    small model can serve it. Requests over block_size are left out.
-    Unit: tokens. Default: the trace's own, 512 or 16. Example: 8, trace:
-    conversation_trace.jsonl"""
     seed: NonNegativeInt = 0
     """Of the load. It does not follow a sweep's seeds: all trials serve one load. Example: 1"""
     budget: PositiveInt | None = None
@@ -161,18 +128,11 @@ class ConversationsConfig(MeasureOptions):
     snapshot_tokens: PositiveInt = 64
     """Beside the ends of turns, windows are kept every so many tokens. Unit: tokens. Example: 32"""
     measured: PositiveInt = 8
-    """The first conversations (of a trace: requests), which the model itself serves, warm and cold,
-    for times and the reuse gap.
+    """The first conversations, which the model itself serves, warm and cold, for times and the
+    reuse gap.
     Unit: conversations. Example: 16"""
 
     def _find_problems(self) -> Problems:
-        if self.trace is not None:
-            fields = type(self).model_fields
-            for name in _REPLACED_BY_TRACE:
-                if name in self.model_fields_set and getattr(self, name) != fields[name].default:
-                    yield name, "is given by the trace; remove one of the two"
-        elif self.block_tokens is not None:
-            yield "block_tokens", "is read only with a trace; name one, or remove it"
         for name in ("turns", "prompt_tokens", "reply_tokens"):
             draw: Draw = getattr(self, name)
             if math.isinf(draw.most):
@@ -183,8 +143,6 @@ class ConversationsConfig(MeasureOptions):
             yield "budgets", f"does not increase; use {sorted(set(self.budgets))}"
 
     def find_length_problems(self, block_size: int) -> Problems:
-        if self.trace is not None:
-            return
         turn = max(1, self.prompt_tokens.least) + max(1, self.reply_tokens.least)
         least = self.system_tokens + max(1, self.turns.least) * turn
         largest_turn = self.prompt_tokens.most + self.reply_tokens.most
@@ -195,31 +153,13 @@ class ConversationsConfig(MeasureOptions):
             text = f"and reply_tokens may exceed block_size = {block_size} in the first turn"
             yield "prompt_tokens", f"{text}; lower a max"
 
-    def find_file_problems(self) -> Problems:
-        if self.trace is not None:
-            try:
-                read_trace(self.trace, self.count)
-            except LookupError as error:
-                yield "trace", str(error)
-
     def find_text_need(self, block_size: int) -> TextNeed:
         """Return how many tokens are enough: each stretch begins at a place of its own."""
-        if self.trace is None:
-            return TextNeed("count", self.count, block_size + self.count)
-        trace = read_trace(self.trace, self.count)
-        blocks = {name for request in trace.requests for name in request.blocks}
-        longest = max(block_size, self.block_tokens or trace.block_tokens)
-        tokens = longest + len(blocks) + len(trace.requests)
-        return TextNeed("trace", self.trace, tokens)
+        return TextNeed("count", self.count, block_size + self.count)
 
     def identity(self) -> dict[str, Any]:
-        """Return what is measured: a trace enters by its contents."""
-        facts = super().identity()
-        if self.trace is not None:
-            facts["trace"] = hashlib.sha256(Path(self.trace).read_bytes()).hexdigest()
-            for name in _REPLACED_BY_TRACE:
-                del facts[name]
-        return facts
+        # keys of earlier versions, which are part of the ids of trials
+        return {**super().identity(), "trace": None, "block_tokens": None}
 
 
 class ConversationsFields(SpecModel):
@@ -249,91 +189,3 @@ MEASURE = MeasureEntry(
     figures=f"{_FOLDER}.section:draw_reuse",
     example="bench gpt2 --only conversations --load turns=5 prompt_tokens=96 reply_tokens=32",
 )  # fmt: skip
-
-
-# Traces
-
-
-class TracedRequest(BaseModel):
-    """One line of a trace, with the keys that are read of either format.
-
-    Attributes:
-        prompt_tokens, reply_tokens: at the trace's own block size.
-        blocks: ids of the prompt's blocks; the last one may be shorter.
-        turn: of its conversation, from 1; 1 where the trace does not say.
-        chat, parent: of this request and of the one that it continues; None where unknown.
-    """
-
-    model_config = ConfigDict(strict=True)
-
-    seconds: Annotated[float, Field(alias="timestamp", ge=0, le=MAX_DRAWN, allow_inf_nan=False)]
-    prompt_tokens: Annotated[int, Field(alias="input_length", ge=1, le=MAX_DRAWN)]
-    reply_tokens: Annotated[int, Field(alias="output_length", ge=0, le=MAX_DRAWN)]
-    blocks: Annotated[list[int], Field(alias="hash_ids")]
-    turn: Annotated[int, Field(ge=1)] = 1
-    chat: Annotated[int | None, Field(alias="chat_id")] = None
-    parent: Annotated[int | None, Field(alias="parent_chat_id")] = None
-
-
-@dataclass(frozen=True)
-class Trace:
-    """The first requests of a trace, in order of time.
-
-    Attributes:
-        has_turns: whether it says which request continues which.
-    """
-
-    block_tokens: int
-    has_turns: bool
-    requests: tuple[TracedRequest, ...]
-
-
-def read_trace(path: str, count: int) -> Trace:
-    """Return the first ``count`` requests of a trace.
-
-    Raises:
-        LookupError: it is no file, or a line is not of a known format; the message has the file,
-            the line and what to write.
-    """
-    try:
-        stat = Path(path).stat()
-        return _read_trace(path, count, stat.st_mtime_ns)
-    except (OSError, UnicodeDecodeError) as error:
-        reason = getattr(error, "strerror", None) or "it is not UTF-8"
-        raise LookupError(f"{path} cannot be read ({reason}); name a JSONL file") from None
-
-
-@lru_cache(maxsize=4)
-def _read_trace(path: str, count: int, _modified: int) -> Trace:
-    with Path(path).open(encoding="utf-8") as file:
-        lines = [(n, line) for n, line in enumerate(islice(file, count), 1) if line.strip()]
-    if not lines:
-        raise LookupError(f"{path} is empty; name a trace with a request in each line")
-    requests = [_parse_line(path, number, text) for number, text in lines]
-    has_turns = requests[0].chat is not None
-    block, scale = (16, 1.0) if has_turns else (512, 1e-3)
-    for (number, _), one in zip(lines, requests, strict=True):
-        count, most = len(one.blocks), -(-one.prompt_tokens // block)
-        if not max(1, one.prompt_tokens // block) <= count <= most:
-            text = f"hash_ids has {count} ids where input_length = {one.prompt_tokens} has {most}"
-            text = f"{text} blocks of {block} tokens; use one id for each block"
-            raise LookupError(f"{path}:{number}: {text}")
-        one.seconds, one.reply_tokens = one.seconds * scale, max(1, one.reply_tokens)
-        one.turn = one.turn if has_turns else 1
-        one.parent = None if one.parent == -1 else one.parent
-    return Trace(block, has_turns, tuple(sorted(requests, key=lambda one: one.seconds)))
-
-
-def _parse_line(path: str, number: int, text: str) -> TracedRequest:
-    try:
-        row = json.loads(text.rstrip())
-    except json.JSONDecodeError as error:
-        message = f"{error.msg}; a line is one JSON object"
-        raise LookupError(f"{path}:{number}:{error.colno}: {message}") from None
-    if not isinstance(row, dict):
-        raise LookupError(f"{path}:{number}: is not a JSON object; write one in each line")
-    try:
-        return TracedRequest.model_validate(row)
-    except ValidationError as error:
-        first = list_field_errors(error, TracedRequest, row)[0]
-        raise LookupError(f"{path}:{number}: {first.message}") from None

@@ -25,7 +25,7 @@ from kvlab.benchmark.measures.generation_task import read_book
 from kvlab.benchmark.session import Session, Variant
 from kvlab.benchmark.timing_statistics import TimingSamples
 from kvlab.cache import KVCache
-from kvlab.errors import MeasurementError, UsageError
+from kvlab.errors import MeasurementError
 from kvlab.extensions.conversations.config import (
     MAX_REUSE_TURNS,
     ConversationsConfig,
@@ -34,7 +34,6 @@ from kvlab.extensions.conversations.config import (
 from kvlab.extensions.conversations.load import Load, Request, find_exact_hits, make_load
 from kvlab.extensions.conversations.prefix_cache import PrefixCache
 from kvlab.extensions.conversations.turns import Turn, run_tokens
-from kvlab.humanize import format_count
 from kvlab.model.attention_backends import record_kernels
 from kvlab.spec.benchmark_config import BenchmarkConfig
 from kvlab.spec.flops import forward_flops
@@ -70,7 +69,6 @@ def measure(session: Session) -> Iterator[Measurement]:
     Raises:
         DataError: the text is too short for the load.
         MeasurementError: the cache found or held something else than its bookkeeping.
-        UsageError: the trace cannot be read.
     """
     config = session.settings.options.get("conversations")
     if not isinstance(config, ConversationsConfig):
@@ -83,13 +81,7 @@ def measure(session: Session) -> Iterator[Measurement]:
         if not len(text):  # hits and times do not depend on it
             rng = np.random.default_rng(config.seed)
             text = rng.integers(0, model.vocab_size, 2**20).tolist()
-        try:
-            load = make_load(config, text, model.block_size)
-        except LookupError as error:
-            raise UsageError(f"benchmark.conversations.trace: {error}") from None
-        if load.left_out:
-            count = format_count(load.left_out, "request")
-            session.on_notice(f"{variant.name}: {count} of the trace exceed block_size")
+        load = make_load(config, text, model.block_size)
         yield from _measure_variant(session, variant, config, load)
 
 
@@ -125,14 +117,13 @@ def _measure_variant(
     ):
         if value is not None:
             yield make(metric=metric, value=value, unit=unit, **fields)
-    if load.has_turns:
-        for metric, hits in (("turn_hit_rate", books.hits), ("turn_hit_rate_exact", exact_hits)):
-            found, total = Counter[int](), Counter[int]()
-            for request, hit in zip(load.requests, hits, strict=True):
-                found[request.turn] += hit
-                total[request.turn] += len(request.prompt)
-            for turn in sorted(total):
-                yield make(metric=metric, value=found[turn] / total[turn], unit="", turn=turn)
+    for metric, hits in (("turn_hit_rate", books.hits), ("turn_hit_rate_exact", exact_hits)):
+        found, total = Counter[int](), Counter[int]()
+        for request, hit in zip(load.requests, hits, strict=True):
+            found[request.turn] += hit
+            total[request.turn] += len(request.prompt)
+        for turn in sorted(total):
+            yield make(metric=metric, value=found[turn] / total[turn], unit="", turn=turn)
     # the curve over budgets, those of the spec or a doubling up to all of the load
     budgets = {*config.budgets, *([config.budget] if config.budget else [])}
     if not config.budgets:
@@ -300,7 +291,7 @@ def _served_lines(
         prompts = np.array([len(turn.request.prompt) for turn in timed])
         # the mean of all prompts with a hit, and by turn
         for series, number in itertools.product(
-            ("warm_ttft", "cold_ttft"), (None, *(np.unique(numbers) if load.has_turns else ()))
+            ("warm_ttft", "cold_ttft"), (None, *np.unique(numbers))
         ):
             chosen = np.full(len(timed), True) if number is None else numbers == number
             rounds = samples[variant.name, series].rounds[:, chosen]

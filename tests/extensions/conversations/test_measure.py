@@ -1,6 +1,5 @@
 """Reuse between turns: loads, what they could reuse at most, and what a prefix cache does reuse."""
 
-import json
 from itertools import takewhile
 
 import numpy as np
@@ -109,35 +108,6 @@ def test_the_upper_bound_is_the_longest_common_prefix_by_brute_force(load):
         hits.append(min(max(common, default=0), len(request.prompt) - 1))
         past.append(request.context)
     assert find_exact_hits(load) == hits
-
-
-# Traces
-
-CHATS = [
-    {"chat_id": 1, "parent_chat_id": -1, "timestamp": 0.5, "input_length": 20,
-     "output_length": 10, "turn": 1, "hash_ids": [7, 8]},
-    {"chat_id": 2, "parent_chat_id": 1, "timestamp": 3.5, "input_length": 50,
-     "output_length": 9, "turn": 2, "hash_ids": [7, 9, 10, 11]},
-    {"chat_id": 3, "parent_chat_id": -1, "timestamp": 4.0, "input_length": 33,
-     "output_length": 1, "turn": 1, "hash_ids": [7, 12, 13]},
-]  # fmt: skip
-
-
-@pytest.mark.parametrize(("block", "lengths", "hits"), [
-    (None, [20, 50, 33], [0, 30, 16]), (4, [5, 13, 9], [0, 8, 4]),
-])  # fmt: skip
-def test_the_text_of_a_trace_matches_its_ids(tmp_path, block, lengths, hits):
-    """A continuation reuses prompt and reply; another chat the whole block that has its id."""
-    path = tmp_path / "trace.jsonl"
-    path.write_text("\n".join(map(json.dumps, CHATS)))
-    made = make_load(ConversationsConfig(trace=str(path), block_tokens=block), range(4000), 64)
-    assert [len(request.prompt) for request in made.requests] == lengths
-    assert [request.turn for request in made.requests] == [1, 2, 1]
-    assert find_exact_hits(made) == hits
-    shorter = make_load(ConversationsConfig(trace=str(path), block_tokens=4), range(4000), 10)
-    assert shorter.left_out == 1
-    with pytest.raises(DataError, match="use smaller benchmark.conversations.block_tokens"):
-        make_load(ConversationsConfig(trace=str(path)), range(4000), 16)
 
 
 # What a prefix cache reuses
