@@ -44,10 +44,11 @@ TRAITS: list[Callable[[Case, KVLayout], bool]] = [
     lambda _, layout: layout.depends_on_passes and not layout.keeps_all_tokens(LONGEST),
     lambda case, layout: case.serving.kv_dtype in ("int8", "int4", "fp8") and _has_ring(layout),
     lambda case, layout: case.config.sink_tokens > 0 and _has_ring(layout),
-    lambda case, _: case.config.kv != "separate",
 ]
 """What the sessions are in turn, so that what is drawn rarely is tried as often as the rest."""
 
+if load_parts().keys() & {"latent_kv", "tied_kv"}:
+    TRAITS += [lambda case, _: case.config.kv != "separate"]
 if "kivi" in load_parts():
     TRAITS += [
         lambda _, layout: _has_blocks(layout) and not _has_ring(layout),

@@ -17,6 +17,7 @@ from kvlab.extensions.bench import command, variants
 from kvlab.own_extensions import find_files
 from kvlab.spec.benchmark_config import MEASURES, MeasureEntry
 from kvlab.store import Store
+from tests.support.extensions import needs
 from tests.support.tiny_sweep import run_kvlab
 
 SMALL = """
@@ -96,6 +97,7 @@ def test_dtypes_are_variants_and_the_cores_of_an_experiment_are_the_threads(smal
     assert numbers == [1, 2]
 
 
+@needs("reference")
 def test_the_schema_only_grows(capsys):
     """Every field, type and value that a line may have stays; nothing more becomes required."""
     assert main(["schema", "measurement"]) == 0
