@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from kvlab.data import deduplication, token_pieces
-from kvlab.data.shards import BLOCK_BYTES, DATASET_SCHEMA
+from kvlab.data.shards import DATASET_SCHEMA
 from kvlab.data.sources import get_source
 from kvlab.data.text_formats import is_one_text
 from kvlab.data.token_pieces import DOCUMENT_DTYPE, DocumentTable, PieceJob
@@ -220,7 +220,7 @@ def write_manifest(
     """Write the manifest of the token files in ``folder``.
 
     Args:
-        splits: what `write_split` returns, and what is counted, by split.
+        splits: sha256 of the file, from `write_split`, and what is counted, by split.
         found: what else is known of the text.
     """
     digests = "".join(
@@ -271,29 +271,24 @@ def _check_counts(data: DataConfig, documents: int, held_out: int) -> None:
 
 
 def _write_documents(path: Path, table: DocumentTable, jobs: Sequence[PieceJob]) -> dict[str, Any]:
-    written = write_split(path, (_gather_tokens(chunk, jobs) for chunk in _iter_chunks(table)))
     return {
         "documents": len(table),
         "text_bytes": int(table["bytes"].sum(dtype=np.uint64)),
         "tokens": int(table["tokens"].sum(dtype=np.uint64)),
-        **written,
+        "sha256": write_split(path, (_gather_tokens(one, jobs) for one in _iter_chunks(table))),
     }
 
 
-def write_split(path: Path, chunks: Iterable[npt.NDArray[np.unsignedinteger]]) -> dict[str, str]:
-    """Write a file of tokens and one of the sha256 of its blocks; return sha256 of both."""
+def write_split(path: Path, chunks: Iterable[npt.NDArray[np.unsignedinteger]]) -> str:
+    """Write a file of tokens; return its sha256."""
+    digest = hashlib.sha256()
     with path.open("wb") as file:
         for chunk in chunks:
             file.write(chunk.data)
+            digest.update(chunk.data)
         file.flush()
         os.fsync(file.fileno())
-    digest, hashes = hashlib.sha256(), bytearray()
-    with path.open("rb") as file:
-        while block := file.read(BLOCK_BYTES):
-            digest.update(block)
-            hashes += hashlib.sha256(block).digest()
-    path.with_suffix(".sha256").write_bytes(hashes)
-    return {"sha256": digest.hexdigest(), "blocks": hashlib.sha256(hashes).hexdigest()}
+    return digest.hexdigest()
 
 
 def _iter_chunks(table: DocumentTable) -> Iterator[DocumentTable]:

@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import logging
 import math
 import os
 import shutil
@@ -32,6 +33,8 @@ RECIPE = 2
 """Increased when the same text gives other tokens: reading, selection, order or split changed."""
 
 REPORT_SECONDS = 1.0
+
+_log = logging.getLogger(__name__)
 
 SMALL_TEXT_BYTES = 10_000_000
 """A text of fewer bytes is tokenized in one process, and already by a plan."""
@@ -82,7 +85,9 @@ def prepare_dataset(
             dataset = _try_open(folder, identity)
             if isinstance(dataset, DatasetDamaged):
                 aside = set_aside(folder.parent, [folder.name], fence)
-                progress(f"{dataset}; moved to {aside}, the text is prepared again")
+                text = f"{dataset}; moved to {aside}, the text is prepared again"
+                progress(text)
+                _log.warning(text)
             if not isinstance(dataset, Dataset):
                 _build_dataset(data, identity, progress, workers, fence)
         dataset = shards.open_dataset(folder)

@@ -1,18 +1,17 @@
 """Open prepared datasets: two files of token ids, and a manifest that describes them."""
 
-import hashlib
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, NotRequired, cast
+from typing import Annotated, Any, NotRequired
 
 import numpy as np
 import numpy.typing as npt
 from pydantic import Field
 from typing_extensions import TypedDict
 
+from kvlab.data.data_dir import cached_sha256
 from kvlab.errors import DataError, DatasetDamaged, StoreError
-from kvlab.fs.atomic_files import file_sha256, read_regular
+from kvlab.fs.atomic_files import file_sha256
 from kvlab.fs.sealed_files import check_form, read_sealed_json
 
 DATASET_SCHEMA = 2
@@ -22,75 +21,17 @@ ACCEPTED_OVERLAP = 0.01
 """Largest share of held-out tokens inside training passages without a warning."""
 
 
-BLOCK_BYTES = 1 << 20
-"""Bytes of a token file that have one sha256, so that a training checks only what it reads."""
+class PartedTokens(np.memmap[Any, np.dtype[Any]]):
+    """Token ids, mapped from disk; what is selected of them is a plain array.
 
-HASH_BYTES = 32
-
-
-class CheckedTokens(np.memmap[Any, np.dtype[Any]]):
-    """Token ids, mapped from disk, whose blocks are compared with their sha256 when first read.
-
-    Indexing and iteration check, whatever the index, and return plain arrays. Functions of numpy
-    that get the whole array do not.
-
-    Args:
-        hashes: sha256 of every `BLOCK_BYTES` of the file, concatenated.
-        part_tokens: tokens of each source, one after the other; empty if there is one.
+    Attributes:
+        part_tokens: Tokens of each source, one after the other; empty if there is one.
     """
 
     part_tokens: tuple[int, ...] = ()
-    _path: Path
-    _hashes: bytes
-    _is_checked: npt.NDArray[np.bool_]
-    _left: int = 0  # of arrays that are made of this one, too
-    _block_tokens: int
-
-    def __new__(
-        cls, path: Path, dtype: "np.dtype[Any]", hashes: bytes, part_tokens: tuple[int, ...] = ()
-    ) -> "CheckedTokens":
-        self = cast(CheckedTokens, super().__new__(cls, path, dtype, mode="r"))
-        self.part_tokens = part_tokens
-        self._path, self._hashes = path, hashes
-        self._left = -(-self.nbytes // BLOCK_BYTES)
-        if len(hashes) != self._left * HASH_BYTES:
-            raise DatasetDamaged(f"{path} does not have one sha256 for each of its blocks")
-        self._is_checked = np.zeros(self._left, np.bool_)
-        self._block_tokens = BLOCK_BYTES // self.dtype.itemsize
-        return self
 
     def __getitem__(self, key: Any) -> Any:
-        plain = self.view(np.ndarray)
-        if self._left:
-            self._check(key)
-        return plain[key]
-
-    def __iter__(self) -> Iterator[Any]:
-        return iter(self[:])
-
-    def _check(self, key: Any) -> None:
-        """Check the blocks that ``key`` selects from."""
-        if isinstance(key, slice):
-            span = range(*key.indices(len(self)))
-            ends = sorted((span[0], span[-1])) if span else (0, -1)
-            blocks = np.arange(ends[0] // self._block_tokens, ends[1] // self._block_tokens + 1)
-        elif isinstance(key, tuple) or key is None or key is Ellipsis:
-            blocks = np.arange(len(self._is_checked))
-        else:
-            indices = np.asarray(key)
-            if indices.dtype == np.bool_:
-                indices = np.flatnonzero(indices)
-            blocks = np.where(indices < 0, indices + len(self), indices) // self._block_tokens
-            blocks = blocks[(blocks >= 0) & (blocks < len(self._is_checked))]  # numpy refuses
-        for block in np.unique(blocks[~self._is_checked[blocks]]):
-            start = int(block) * self._block_tokens
-            data = self.view(np.ndarray)[start : start + self._block_tokens].tobytes()
-            expected = self._hashes[int(block) * HASH_BYTES : (int(block) + 1) * HASH_BYTES]
-            if hashlib.sha256(data).digest() != expected:
-                place = f"bytes {start * self.dtype.itemsize:,} and after"
-                raise DatasetDamaged(f"{self._path} is damaged in {place}")
-            self._is_checked[block] = True
-            self._left -= 1
+        return self.view(np.ndarray)[key]
 
 
 class _SplitForm(TypedDict):
@@ -98,7 +39,6 @@ class _SplitForm(TypedDict):
     documents: Annotated[int, Field(ge=0, le=1 << 50)]
     text_bytes: Annotated[int, Field(ge=0, le=1 << 60)]
     sha256: str
-    blocks: str
     parts: NotRequired[list[Annotated[int, Field(ge=1, le=1 << 50)]]]
 
 
@@ -130,9 +70,8 @@ class Dataset:
 
     Attributes:
         identity: See `kvlab.data.dataset_identity`.
-        train: Token ids, shape (tokens,), uint16 or uint32, read-only, mapped from disk. Blocks
-            are checked when they are first read.
-        validation: As ``train``, of the held-out documents, checked as a whole when opened.
+        train: Token ids, shape (tokens,), uint16 or uint32, read-only, mapped from disk.
+        validation: As ``train``, of the held-out documents.
         bytes_per_token: Validation text bytes per validation token, end-of-text included.
         overlap: Share of validation tokens inside an n-gram of the training text, by n.
     """
@@ -200,8 +139,8 @@ def read_dataset_facts(folder: Path) -> DatasetFacts:
 def open_dataset(folder: Path) -> Dataset:
     """Open the dataset in ``folder``.
 
-    The manifest, the held-out tokens and the sizes are checked at once, training tokens as they
-    are read.
+    Tokens are compared with their sha256. What was read here before, and has the same size, time
+    and inode, is not read again.
 
     Raises:
         DatasetDamaged: The dataset is not what was written.
@@ -215,15 +154,11 @@ def open_dataset(folder: Path) -> Dataset:
         expected = splits[split]["tokens"] * dtype.itemsize
         if not path.is_file() or path.stat().st_size != expected:
             raise DatasetDamaged(f"{path} does not have {expected} bytes")
-        hashes_path = path.with_suffix(".sha256")
-        hashes = read_regular(hashes_path) if hashes_path.is_file() else b""
-        if hashlib.sha256(hashes).hexdigest() != splits[split]["blocks"]:
-            raise DatasetDamaged(f"{hashes_path} is not what was written")
-        own_parts = tuple(splits[split].get("parts", ()))
-        tokens[split] = CheckedTokens(path, dtype, hashes, own_parts)
+        if cached_sha256([path])[path] != splits[split]["sha256"]:
+            raise DatasetDamaged(f"{path} is damaged: it does not have its sha256")
+        tokens[split] = PartedTokens(path, dtype, mode="r")
+        tokens[split].part_tokens = tuple(splits[split].get("parts", ()))
     held_out = splits["validation"]
-    if file_sha256(folder / "validation.bin") != held_out["sha256"]:
-        raise DatasetDamaged(f"{folder / 'validation.bin'} does not have its sha256")
     return Dataset(
         folder=folder,
         **{key: manifest[key] for key in ("identity", "tokenizer", "licence", "digest")},

@@ -17,7 +17,6 @@ from pathlib import Path
 from typing import Literal, Protocol
 
 from kvlab import errors
-from kvlab.data.dataset_preparation import dataset_folder, set_aside_dataset
 from kvlab.fs.atomic_files import write_atomic
 from kvlab.fs.lease import Fence
 from kvlab.fs.sealed_files import read_sealed_json, write_sealed_json
@@ -45,7 +44,7 @@ Outcome = Literal["done", "failed", "diverged", "stopped", "paused", "trained", 
 STOP_CHECK_SECONDS = 0.2
 
 MAX_REPAIRS = 8
-"""How often one attempt makes damaged tokens or weights again, before it fails."""
+"""How often one attempt makes damaged weights again, before it fails."""
 
 _WEIGHTS = "final/model.safetensors"
 
@@ -235,7 +234,7 @@ class _TrialAttempt:
     def run(self, origin: Origin, capture_output: bool) -> Outcome:
         """Train, measure, and record how that ends, unless by a stop or a broken store.
 
-        Tokens or weights that prove damaged are made again, and it begins anew.
+        Weights that prove damaged are made again, and it begins anew.
         """
         trial, repairs = self.trial, 0
         damage: Exception | None = None
@@ -247,7 +246,8 @@ class _TrialAttempt:
                 stack.enter_context(attempt.redirect_output(self.attempt.log_path))
             while True:
                 try:
-                    self.repair(damage)
+                    if isinstance(damage, errors.SourceDamaged):
+                        self.repair_source(trial)
                     trainable = self.make_trainable(trial, self.report_and_check_stop)
                     is_damaged = isinstance(damage, errors.RecordDamaged)
                     with self.open_training(trial, check_contents=is_damaged) as fence:
@@ -262,7 +262,7 @@ class _TrialAttempt:
                     self.record_result(origin, trainable.measure(directory, kept))
                     self.log("done")
                     return "done"
-                except (errors.DatasetDamaged, errors.SourceDamaged, errors.RecordDamaged) as error:
+                except (errors.SourceDamaged, errors.RecordDamaged) as error:
                     damage, repairs = error, repairs + 1
                     if repairs > MAX_REPAIRS:
                         return self.end_early(origin, error)
@@ -318,16 +318,6 @@ class _TrialAttempt:
     def remove_progress(self) -> None:
         if self.fence.holds():
             self.progress_path.unlink(missing_ok=True)
-
-    def repair(self, damage: Exception | None) -> None:
-        """Make again what has proved damaged; `open_training` does so for the training's own."""
-        if isinstance(damage, errors.DatasetDamaged):
-            aside = set_aside_dataset(dataset_folder(self.trial.experiment.data))
-            if aside is not None:  # else another trial has prepared it again meanwhile
-                text = f"tokens are damaged; moved to {aside}, the text is prepared again"
-                self.attempt.log_repair(text)
-        elif isinstance(damage, errors.SourceDamaged):
-            self.repair_source(self.trial)
 
     @contextmanager
     def open_training(self, trial: Trial, *, check_contents: bool) -> Iterator[Fence | None]:

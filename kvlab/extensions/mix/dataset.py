@@ -35,13 +35,13 @@ def join_datasets(
         tokens = [dataset.train if split == "train" else dataset.validation for dataset in datasets]
         firsts = [part.first_id for part in parts]
         try:
-            written = write_split(folder / f"{split}.bin", _shift(tokens, firsts, dtype))
+            sha256 = write_split(folder / f"{split}.bin", _shift(tokens, firsts, dtype))
         except OSError as error:
             raise explain_full_disk(folder, error) from None
         counts = {
             key: sum(one[key] for one in own) for key in ("documents", "text_bytes", "tokens")
         }
-        splits[split] = {**counts, "parts": [one["tokens"] for one in own], **written}
+        splits[split] = {**counts, "parts": [one["tokens"] for one in own], "sha256": sha256}
     names = [part.data.source for part in parts]
     shorts = [manifest["short"] for manifest in manifests if manifest["short"] is not None]
     found = {
