@@ -194,7 +194,7 @@ def write_dataset(
             text = f"data.max_{column} = {limit:,} is more than there is: the whole text has"
             short = f"{text} {available:,} {column}, and all of them are taken"
     found = {
-        "licence": data.licence or source.licence,
+        "licence": source.licence,
         "repeated_documents": repeated,
         "shared_documents": len(held_out) - len(kept),
         "overlap": overlap,

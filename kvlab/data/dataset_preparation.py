@@ -3,12 +3,12 @@
 import hashlib
 import json
 import logging
-import math
 import os
 import shutil
 import time
 from collections import Counter, deque
 from concurrent.futures import Future
+from dataclasses import replace
 from pathlib import Path
 from pkgutil import resolve_name
 
@@ -23,7 +23,7 @@ from kvlab.data.token_pieces import DocumentTable, PieceJob
 from kvlab.errors import DataError, DatasetDamaged, StoreError
 from kvlab.fs.atomic_files import replace_file
 from kvlab.fs.lease import Fence
-from kvlab.fs.sealed_files import set_aside, write_sealed_json
+from kvlab.fs.sealed_files import set_aside
 from kvlab.humanize import format_bytes, format_duration
 from kvlab.spec import DataConfig
 from kvlab.spec.data_config import find_entry
@@ -91,13 +91,9 @@ def prepare_dataset(
             if not isinstance(dataset, Dataset):
                 _build_dataset(data, identity, progress, workers, fence)
         dataset = shards.open_dataset(folder)
-    if data.licence not in (None, dataset.licence) and not _list_others(data):
-        # the user's licence is not part of the identity
-        with hold_lock(_beside(folder, "lock"), progress, "changes this text"):
-            content = {**shards.read_manifest(folder), "licence": data.licence}
-            write_sealed_json(folder / "manifest.json", content)
-        dataset = shards.open_dataset(folder)
-    return dataset
+    if data.licence is None or _list_others(data):
+        return dataset
+    return replace(dataset, licence=data.licence)  # which is not part of the identity
 
 
 def find_dataset(data: DataConfig) -> DatasetFacts | None:
@@ -192,7 +188,6 @@ def _build_dataset(
         resolve_name(find_entry(data.source).factory)(complete, data, identity, others)
         fence.check()
     else:
-        check_disk_space(data, folder.parent, work / "pieces")
         complete.mkdir(parents=True)
         processes = workers or (1 if is_small_text(data) else token_pieces.count_available_cpus())
         jobs = _tokenize(data, work / "pieces", progress, fence, processes)
@@ -204,55 +199,6 @@ def _build_dataset(
     tokens, documents = (sum(split[key] for split in splits) for key in ("tokens", "documents"))
     seconds = time.monotonic() - started
     progress(f"{tokens:,} tokens of {documents:,} documents in {seconds:.1f} s: {folder}")
-
-
-# Disk space. The estimates are made from the size of the text, since documents are not counted
-# before they are read. They are high for English.
-
-_BYTES_PER_DOUBLING = 0.4
-"""Bytes of text per token that each doubling of the ranks adds; GPT-2's 50,256 ranks give 4.0.
-Measured were 4.6 in web prose and 3.1 in technical documentation."""
-
-
-def estimate_disk_use(data: DataConfig, pieces: Path) -> dict[str, int] | None:
-    """Estimate the bytes that preparing ``data`` writes; None if the amount of text is unknown.
-
-    Returns:
-        ``download``: files of the source that are missing; ``pieces``: tokens of the pieces, which
-        are kept until the dataset is complete; ``tokens``: those of the dataset; ``existing``:
-        pieces that an earlier run left.
-    """
-    source = get_source(data.source)
-    text = source.text_bytes(data)
-    per_token = 1 + _BYTES_PER_DOUBLING * math.log2(data.ranks / 256)  # of 256 ranks each is a byte
-    limit = data.max_bytes if data.max_tokens is None else data.max_tokens * per_token
-    if text is None and limit is None:
-        return None
-    used = min(amount for amount in (text, limit) if amount is not None)
-    # A source that is not shuffled is read to its end: the order of its documents is that of
-    # their hashes.
-    read = used if source.is_shuffled else text or 0
-    item = np.dtype(token_pieces.token_dtype(data.vocab_size)).itemsize
-    return {
-        "download": source.missing_bytes(data, math.ceil(read)),
-        "pieces": math.ceil(read / per_token) * item,
-        "tokens": math.ceil(used / per_token) * item,
-        "existing": sum(path.stat().st_size for path in pieces.glob("*.tokens")),
-    }
-
-
-def check_disk_space(data: DataConfig, folder: Path, pieces: Path) -> None:
-    """Check that the disk of ``folder`` can hold the dataset and its ``pieces``."""
-    needed = estimate_disk_use(data, pieces) or {}
-    existing, free = needed.pop("existing", 0), shutil.disk_usage(folder).free
-    total = sum(needed.values()) - min(existing, needed.get("pieces", 0))
-    if total <= free:
-        return
-    parts = [f"{format_bytes(size)} of {what}" for what, size in needed.items() if size]
-    less = f", less {format_bytes(existing)} already there" if existing else ""
-    text = f"{folder} has {format_bytes(free)} free, and data.source = {data.source} needs about"
-    hint = "free some, ask for less (data.max_tokens), or set KVLAB_DATA to another disk"
-    raise DataError(f"{text} {format_bytes(total)} more: {', '.join(parts)}{less}; {hint}")
 
 
 # Pieces

@@ -38,10 +38,6 @@ class TextSource(ABC):
         """Return an estimate of the UTF-8 bytes of all documents; None if unknown."""
         return None
 
-    def missing_bytes(self, data: DataConfig, text_bytes: int) -> int:  # noqa: ARG002
-        """Return an estimate of the bytes to download for the first ``text_bytes`` of text."""
-        return 0
-
     @abstractmethod
     def units(self, data: DataConfig, progress: ProgressCallback) -> Iterator[TextUnit]:
         """Yield the units. If ``is_shuffled``, their order depends on `identity` alone."""

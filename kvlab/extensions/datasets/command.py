@@ -81,7 +81,7 @@ def _run_prepare(options: argparse.Namespace) -> None:
         raise SpecError([_locate(error.field, str(error), options)]) from None
     for line in read_dataset_facts(dataset.folder).warnings:
         _print_progress(f"warning: {line}")
-    manifest = read_manifest(dataset.folder)
+    manifest = {**read_manifest(dataset.folder), "licence": dataset.licence}
     lines = [
         f"{dataset.folder}",
         f"train      {len(dataset.train):,} tokens, {dataset.train_documents:,} documents",

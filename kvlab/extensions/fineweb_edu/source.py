@@ -49,15 +49,6 @@ class FineWebEdu(TextSource):
         files = self._listing(data)["files"]
         return sum(text_formats.estimate_text_bytes(name, size) for name, size in files)
 
-    def missing_bytes(self, data: DataConfig, text_bytes: int) -> int:
-        missing = available = 0
-        for name, size in self._listing(data)["files"]:
-            if available >= text_bytes:
-                break
-            available += text_formats.estimate_text_bytes(name, size)
-            missing += 0 if (self._folder(data) / name).exists() else size
-        return missing
-
     def units(self, data: DataConfig, progress: ProgressCallback) -> Iterator[TextUnit]:
         folder, listing = self._folder(data), self._listing(data)
         for name, size in listing["files"]:

@@ -9,11 +9,10 @@ import huggingface_hub
 import pytest
 from huggingface_hub.hf_api import RepoFile
 
-from kvlab.data.dataset_preparation import dataset_identity, estimate_disk_use, prepare_dataset
+from kvlab.data.dataset_preparation import dataset_identity, prepare_dataset
 from kvlab.errors import DataError
 from kvlab.spec import DataConfig
 from tests.contracts.source_contract import SourceContract
-from tests.data.test_disk_space import set_free_bytes
 from tests.support.text_files import documents, stories, write_parquet
 
 DATA = DataConfig(source="fineweb-edu-10b", tokenizer="bytes", validation_fraction=0.3)
@@ -127,29 +126,3 @@ def test_hub_files_are_listed_downloaded_and_kept(served, data_home, monkeypatch
     shutil.rmtree(data_home)
     with pytest.raises(DataError, match=r"cannot be reached.*sample/10BT/\*\.parquet"):
         prepare_dataset(DATA)
-
-
-def list_files(folder, count, size):
-    """Let ``folder`` be a part of FineWeb-Edu with ``count`` files, none of which is here."""
-    folder.mkdir(parents=True)
-    listed = [[f"{n}.parquet", size] for n in range(count)]
-    (folder / "listing.json").write_text(json.dumps({"revision": "r", "files": listed}))
-    return folder
-
-
-@pytest.mark.parametrize(("tokens", "files"), [(None, 3), (300_000_000, 1), (1_100_000_000, 2)])
-def test_only_missing_downloads_are_counted(data_home, monkeypatch, tokens, files):
-    folder = list_files(data_home / "fineweb-edu" / "sample" / "10BT", 3, 2_000_000_000)
-    data = DataConfig(source="fineweb-edu-10b", max_tokens=tokens)
-    assert estimate_disk_use(data, Path("none"))["download"] == files * 2_000_000_000
-    set_free_bytes(monkeypatch, 10**9)
-    with pytest.raises(
-        DataError, match=f"{files * 2e9 / 2**30:.4g} GiB of download.*of pieces.*of tokens"
-    ):
-        prepare_dataset(data, workers=1)
-    assert [path.name for path in folder.iterdir()] == ["listing.json"]
-    # a crawl is read whole
-    list_files(data_home / "fineweb-edu" / "data" / CRAWL, 3, 10**9)
-    data = DataConfig(source="fineweb-edu-crawl", subset=CRAWL, max_tokens=1000)
-    estimate = estimate_disk_use(data, Path("none"))
-    assert (estimate["download"], estimate["tokens"]) == (3 * 10**9, 2000)
