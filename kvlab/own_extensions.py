@@ -124,7 +124,6 @@ class Parts:
         details: names of the objects that these keep in ``<name>.json.gz`` beside a result.
         training_code, measurement_code: modules whose code decides what a training and a
             measurement compute, see `kvlab.trial.code_identity`.
-        other_code: modules that a measurement imports, and that decide nothing -> why.
     """
 
     fields: Mapping[str, str] = field(default_factory=dict)
@@ -139,7 +138,6 @@ class Parts:
     details: tuple[str, ...] = ()
     training_code: tuple[str, ...] = ()
     measurement_code: tuple[str, ...] = ()
-    other_code: Mapping[str, str] = field(default_factory=dict)
 
 
 @cache

@@ -18,84 +18,39 @@ from kvlab.own_extensions import load_parts
 from kvlab.store import Store
 from kvlab.syntax_digest import DIGEST_LENGTH, digest_source
 
-
-@dataclass(frozen=True, eq=False)
-class CodeScope:
-    """The modules that decide one result.
-
-    Attributes:
-        packages: Modules, and packages with all that they hold.
-        exceptions: What is imported and decides nothing, with the reason. A test follows the
-            imports: every module is in one of the two.
-    """
-
-    packages: tuple[str, ...]
-    exceptions: Mapping[str, str]
-
-    def holds(self, module: str) -> bool | None:
-        """Return whether a module counts, by its longest listed prefix; None if it has none."""
-        parts = module.split(".")
-        for prefix in (".".join(parts[:n]) for n in range(len(parts), 0, -1)):
-            if prefix in self.packages:
-                return True
-            if prefix in self.exceptions:
-                return False
-        return None
-
-
 _EXTENSIONS = load_parts().values()
 
-_EVERYWHERE = {
-    "kvlab.data": "prepares text, whose digest is in the ids",
-    "kvlab.errors": "messages",
-    "kvlab.fs": "files, locks and leases",
-    "kvlab.humanize": "messages",
-    "kvlab.own_extensions": "names what extensions add",
-    "kvlab.sharing": "makes owner maps, which are in the ids",
-    "kvlab.spec": "reads and checks the YAML; what it asks for is in the ids",
-    "kvlab.store": "keeps what was computed",
-    "kvlab.trial": "ids, locks and records",
-}
+Scope = tuple[str, ...]
+"""The modules that decide one result: modules, and packages with all that they hold, but for what
+is named after a minus. A test follows the imports, and lists what decides nothing."""
 
-TRAINING = CodeScope(
-    packages=(
-        "kvlab.cache.attention_pass", "kvlab.cache.formats",
-        "kvlab.cache.uncached_passes", "kvlab.data.batches", "kvlab.model", "kvlab.spec.dtypes",
-        "kvlab.spec.kv_forms", "kvlab.spec.layer_config", "kvlab.spec.mixers",
-        "kvlab.spec.model_config", "kvlab.spec.training_config", "kvlab.train", "kvlab.trial.ddp",
-        "kvlab.trial.initial_weights_loader",
-        *(module for parts in _EXTENSIONS for module in parts.training_code),
-    ),
-    exceptions=_EVERYWHERE | {
-        "kvlab.cache": "stores K/V, which no training step does",
-        "kvlab.layout": "counts bytes and FLOPs; a microbatch changes where memory goes",
-        "kvlab.model.decode_attention": "one token through a cache",
-        "kvlab.model.generate": "generates, which no training step does",
-        "kvlab.oom": "classifies errors",
-        "kvlab.train.mfu": "a rate",
-        "kvlab.train.training_record": "keeps what was computed",
-    },
+TRAINING: Scope = (
+    "kvlab.cache.attention_pass", "kvlab.cache.formats", "kvlab.cache.uncached_passes",
+    "kvlab.data.batches", "kvlab.model", "-kvlab.model.decode_attention", "-kvlab.model.generate",
+    "kvlab.spec.dtypes", "kvlab.spec.kv_forms", "kvlab.spec.layer_config", "kvlab.spec.mixers",
+    "kvlab.spec.model_config", "kvlab.spec.training_config",
+    "kvlab.train", "-kvlab.train.mfu", "-kvlab.train.training_record",
+    "kvlab.trial.ddp", "kvlab.trial.initial_weights_loader",
+    *(module for parts in _EXTENSIONS for module in parts.training_code),
 )  # fmt: skip
 
-MEASUREMENT = CodeScope(
-    packages=(
-        "kvlab.benchmark", "kvlab.cache", "kvlab.data.bigram_table", "kvlab.data.batches",
-        "kvlab.data.hellaswag_dataset", "kvlab.data.tokenizers", "kvlab.evaluate",
-        "kvlab.layout", "kvlab.model", "kvlab.spec.benchmark_config",
-        "kvlab.spec.dtypes", "kvlab.spec.kv_forms",
-        "kvlab.spec.layer_config", "kvlab.spec.measure_options", "kvlab.spec.mixers",
-        "kvlab.spec.model_config", "kvlab.spec.serving_config",
-        "kvlab.trial.torch_trainable",
-        *(module for parts in _EXTENSIONS for module in parts.measurement_code),
-    ),
-    exceptions=_EVERYWHERE | {
-        "kvlab.layout.gpu_sharing": "which trials run at once",
-        "kvlab.layout.training_memory": "predicts the memory of a training",
-        "kvlab.model.uptraining": "initial weights of a training",
-        "kvlab.train": "trains; a measurement begins with its weights",
-        **{module: why for parts in _EXTENSIONS for module, why in parts.other_code.items()},
-    },
+MEASUREMENT: Scope = (
+    "kvlab.benchmark", "kvlab.cache", "kvlab.data.bigram_table", "kvlab.data.batches",
+    "kvlab.data.hellaswag_dataset", "kvlab.data.tokenizers", "kvlab.evaluate",
+    "kvlab.layout", "-kvlab.layout.gpu_sharing", "-kvlab.layout.training_memory",
+    "kvlab.model", "-kvlab.model.uptraining", "kvlab.spec.benchmark_config",
+    "kvlab.spec.dtypes", "kvlab.spec.kv_forms", "kvlab.spec.layer_config",
+    "kvlab.spec.measure_options", "kvlab.spec.mixers", "kvlab.spec.model_config",
+    "kvlab.spec.serving_config", "kvlab.trial.torch_trainable",
+    *(module for parts in _EXTENSIONS for module in parts.measurement_code),
 )  # fmt: skip
+
+
+def is_counted(module: str, scope: Scope) -> bool:
+    """Return whether a module is in a scope, by its longest prefix there."""
+    parts = module.split(".")
+    prefixes = (".".join(parts[:n]) for n in range(len(parts), 0, -1))
+    return next((one in scope for one in prefixes if {one, f"-{one}"} & {*scope}), False)
 
 
 class CodeIdentity(NamedTuple):
@@ -117,12 +72,12 @@ def this_code() -> CodeIdentity:
 
 def read_code(package: Path) -> CodeIdentity:
     """Return the digests of the sources in a folder that holds the package kvlab."""
-    lines: dict[CodeScope, list[str]] = {TRAINING: [], MEASUREMENT: []}
+    lines: dict[Scope, list[str]] = {TRAINING: [], MEASUREMENT: []}
     try:
         for path in sorted(package.rglob("*.py")):
             parts = path.relative_to(package.parent).with_suffix("").parts
             module = ".".join(parts).removesuffix(".__init__")
-            if scopes := [scope for scope in lines if scope.holds(module)]:
+            if scopes := [scope for scope in lines if is_counted(module, scope)]:
                 line = f"{module} {digest_source(path.read_bytes())}\n"
                 for scope in scopes:
                     lines[scope].append(line)

@@ -9,5 +9,4 @@ PARTS = Parts(
     problems=f"{_FOLDER}.config:find_problems",
     members={"measures": {"limit": f"{_FOLDER}.config:MEASURE"}},
     measurement_code=(f"{_FOLDER}.max_batch_search", f"{_FOLDER}.measure"),
-    other_code={"kvlab.oom": "classifies errors"},
 )

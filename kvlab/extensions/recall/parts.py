@@ -12,5 +12,4 @@ PARTS = Parts(
     sections=(SectionPart("recall", "probes", f"{_FOLDER}.section:report_recall"),),
     evaluations=(f"{_FOLDER}.accuracy:measure_recall",),
     measurement_code=(f"{_FOLDER}.accuracy",),
-    other_code={f"{_FOLDER}.config": "draws text, whose digest and options are in the ids"},
 )
