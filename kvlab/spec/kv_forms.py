@@ -8,7 +8,7 @@ knows a form by its name.
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Annotated, ClassVar, Self, Union
+from typing import TYPE_CHECKING, Annotated, ClassVar, Union
 
 from pydantic import WrapValidator
 
@@ -93,10 +93,6 @@ class KVForm(Member, ABC):
     def find_problems(self, model: "ModelConfig") -> spec.Problems:  # noqa: ARG002
         """Yield what of ``model`` does not go with it, by fields."""
         return iter(())
-
-    def rescale(self, head_dim: int, new_head_dim: int) -> Self | None:  # noqa: ARG002
-        """Return the form for heads of another width; None if it does not scale to it."""
-        return self
 
 
 @dataclass(frozen=True)

@@ -1,21 +1,19 @@
 """`kvlab estimate`: exact KV bytes, parameters and FLOPs of presets and specs."""
 
 import argparse
-from dataclasses import asdict
+from string import Template
 from typing import Any
 
 from kvlab.cli import shared_arguments as shared
 from kvlab.cli.terminal import format_decimal, format_exact_bytes, format_table, print_result
-from kvlab.extensions.estimate import serving_estimate
-from kvlab.extensions.estimate.serving_estimate import ServingEstimate, estimate_serving
 from kvlab.humanize import format_number
 from kvlab.layout import KVLayout
+from kvlab.layout.roofline_model import decode_flops, prefill_flops
 from kvlab.spec import load_served_model
 from kvlab.spec.dtypes import DTYPES
 from kvlab.spec.experiment import ServedModel
-
-CONTEXTS = (1024, 8192, 65_536)
-BATCHES = (1, 8, 64)
+from kvlab.spec.flops import forward_flops, parameter_count
+from kvlab.spec.presets import PRESET_NOTES
 
 EPILOG = """\
 examples:
@@ -35,97 +33,100 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     names = sorted(name for name, dtype in DTYPES.items() if not dtype.is_quantized)
     parser.add_argument("--dtype", default="float32", choices=names, help="default float32")
     shared.add_memory(parser, "prints the largest batch that fits")
-    shared.add_flag(parser, "--sizes", "also other contexts, batches and sizes of model")
     shared.add_flag(parser, "--json", "print a JSON list with an object per target")
 
 
 def run(options: argparse.Namespace) -> None:
-    dtype, estimates, facts, tables = options.dtype, [], [], []
+    facts = []
     for one in shared.list_variants(options):
-        shape = load_served_model(one.target, one.changes).model_copy(update={"name": one.name})
-        estimate = estimate_serving(
-            shape,
-            batch_size=options.batch,
-            context_length=options.context,
-            dtype=dtype,
-            memory=options.memory,
-        )
-        estimates.append(estimate)
-        facts.append(asdict(estimate))
-        if options.sizes:
-            facts[-1]["sizes"] = sizes = _estimate_sizes(shape, dtype)
-            tables.append(f"\n{shape.name}: KV bytes of this layout elsewhere, model in {dtype}")
-            rows = [["size", "context", *(f"batch {count}" for count in BATCHES)]]
-            for size in sizes:
-                counts = [f"{count:,}" for count in size.get("kv_bytes", {}).values()]
-                context = f"{size['context_length']:,}" if counts else "-"
-                reason = [size.get("reason"), *[""] * (len(BATCHES) - 1)]
-                rows.append([size["size"], context, *(counts or reason)])
-            tables.append(format_table(rows, " r" + "r" * len(BATCHES)))
-    text = _format_one(estimates[0]) if len(estimates) == 1 else _format_side_by_side(estimates)
-    print_result(options, facts, "\n".join([text, *tables]))
+        served = load_served_model(one.target, one.changes)
+        named = served.model_copy(update={"name": one.name})
+        facts.append(estimate_serving(named, options))
+    print_result(options, facts, (_format_side_by_side if facts[1:] else _format_one)(*facts))
 
 
-def _estimate_sizes(shape: ServedModel, dtype: str) -> list[dict[str, Any]]:
-    """Return KV bytes of a layout at other sizes, contexts and batches, or why it does not fit."""
-    rows: list[dict[str, Any]] = []
-    for size in dict.fromkeys((shape.name, *serving_estimate.RESCALE_PRESETS)):
-        try:
-            other = shape if size == shape.name else serving_estimate.rescale(shape, size)
-            layout = KVLayout.of(other.model, other.serving)
-        except serving_estimate.RescaleError as error:
-            rows.append({"size": size, "reason": str(error)})
-            continue
-        rows += [
-            {
-                "size": size,
-                "context_length": context,
-                "kv_bytes": {str(n): layout.stored_bytes(n, context, dtype) for n in BATCHES},
-            }
-            for context in CONTEXTS
-        ]
-    return rows
+def estimate_serving(served: ServedModel, options: argparse.Namespace) -> dict[str, Any]:
+    """Return exact sizes of a model's KV cache and weights at one batch size and context length.
+
+    ``dtype`` is the model's, ``kv_dtype`` the one that K and V are stored in. ``note`` says what a
+    preset leaves out of the published model. ``largest_batch`` is None without ``--memory``.
+    """
+    model, layout = served.model, KVLayout.of(served.model, served.serving)
+    batch, dtype, context = options.batch, options.dtype, options.context or model.block_size
+    parameters = parameter_count(model)
+    weights, largest = parameters * DTYPES[dtype].item_bytes, None
+    if options.memory is not None:
+        largest = max(0, (options.memory - weights) // layout.stored_bytes(1, context, dtype))
+    return {
+        "name": served.name,
+        "dtype": dtype,
+        "kv_dtype": layout.storage_dtype(dtype),
+        "batch_size": batch,
+        "context_length": context,
+        "layers": model.n_layer,
+        "slots": len(layout.slots),
+        "kv_bytes": layout.stored_bytes(batch, context, dtype),
+        "kv_bytes_per_token": layout.bytes_per_token(dtype),
+        "kv_bytes_per_token_at_limit": layout.bytes_per_token_at_limit(dtype),
+        "kv_bytes_read_per_token": layout.read_bytes(batch, context, dtype),
+        "kv_bytes_written_per_token": layout.written_bytes(batch, dtype),
+        "formula": layout.formula(batch, context, dtype),
+        "parameters": parameters,
+        "weight_bytes": weights,
+        "forward_flops": forward_flops(model, context),
+        "prefill_flops": prefill_flops(model, context, layout),
+        "decode_flops": decode_flops(model, context, layout),
+        "largest_batch": largest,
+        "note": PRESET_NOTES.get(served.name.partition(" ")[0], ""),
+    }
 
 
-def _format_one(item: ServingEstimate) -> str:
-    lines = [
-        f"{item.name}: {item.parameters:,} parameters,"
-        f" {item.slots} K/V slots for {item.layers} layers",
-        f"KV cache at batch {item.batch_size}, context {item.context_length:,},"
-        f" {item.kv_dtype}: {format_exact_bytes(item.kv_bytes)}",
-        f"  = {item.formula}",
-        f"a token adds        {item.kv_bytes_per_token:,} bytes while in every window,"
-        f" {item.kv_bytes_per_token_at_limit:,} in the long run",
-        f"a decoded token reads {item.kv_bytes_read_per_token:,} bytes of K/V"
-        f" and writes {item.kv_bytes_written_per_token:,}",
-        f"weights in {item.dtype}: {format_exact_bytes(item.weight_bytes)}",
-        f"forward pass over the context: {item.forward_flops:.4g} FLOPs;"
-        f" as a prompt: {item.prefill_flops:.4g}; a decoded token: {item.decode_flops:.4g}",
-    ]
-    if item.note:
-        lines.append(f"note: {item.note}")
-    if item.largest_batch is not None:
-        lines.append(f"largest batch beside the weights: {item.largest_batch:,}")
+_ONE = Template("""\
+$name: $parameters parameters, $slots K/V slots for $layers layers
+KV cache at batch $batch_size, context $context_length, $kv_dtype: $exact_kv_bytes
+  = $formula
+a token adds        $kv_bytes_per_token bytes while in every window, $kv_bytes_per_token_at_limit \
+in the long run
+a decoded token reads $kv_bytes_read_per_token bytes of K/V and writes $kv_bytes_written_per_token
+weights in $dtype: $exact_weight_bytes
+forward pass over the context: $forward_flops FLOPs; as a prompt: $prefill_flops; a decoded token: \
+$decode_flops""")
+
+
+def _format_one(item: dict[str, Any]) -> str:
+    fields = {key: f"{one:,}" if isinstance(one, int) else one for key, one in item.items()}
+    fields |= {key: f"{one:.4g}" for key, one in item.items() if key.endswith("_flops")}
+    fields |= {
+        f"exact_{key}": format_exact_bytes(item[key]) for key in ("kv_bytes", "weight_bytes")
+    }
+    lines = [_ONE.substitute(fields)]
+    if item["note"]:
+        lines.append(f"note: {item['note']}")
+    if item["largest_batch"] is not None:
+        lines.append(f"largest batch beside the weights: {item['largest_batch']:,}")
     return "\n".join(lines)
 
 
-def _format_side_by_side(items: list[ServingEstimate]) -> str:
-    head = ["slots", "KV bytes", "MB", "MiB", "of first", "read/token", "parameters"]
-    memory = items[0].largest_batch is not None
-    rows = [[*head, *(["largest batch"] if memory else []), "what"]]
+def _format_side_by_side(*items: dict[str, Any]) -> str:
+    first = items[0]
+    rows = [["slots", "KV bytes", "MB", "MiB", "of first", "read/token", "parameters"]]
     for item in items:
-        row = [
-            f"{item.slots}/{item.layers}",
-            f"{item.kv_bytes:,}",
-            format_decimal(item.kv_bytes / 10**6),
-            format_decimal(item.kv_bytes / 2**20),
-            f"1/{items[0].kv_bytes / item.kv_bytes:.3g}",
-            f"{item.kv_bytes_read_per_token:,}",
-            format_number(item.parameters),
-        ]
-        rows.append([*row, *([f"{item.largest_batch:,}"] if memory else []), item.name])
-    contexts = sorted({item.context_length for item in items})
-    context = f"context {contexts[0]:,}" if len(contexts) == 1 else "each at its block size"
-    head_line = f"batch {items[0].batch_size}, {context}, model in {items[0].dtype}"
-    notes = {f"{item.name.partition(' ')[0]}: {item.note}" for item in items if item.note}
-    return "\n".join([head_line, format_table(rows, "r" * (len(rows[0]) - 1)), *sorted(notes)])
+        rows.append([
+            f"{item['slots']}/{item['layers']}",
+            f"{item['kv_bytes']:,}",
+            format_decimal(item["kv_bytes"] / 10**6),
+            format_decimal(item["kv_bytes"] / 2**20),
+            f"1/{first['kv_bytes'] / item['kv_bytes']:.3g}",
+            f"{item['kv_bytes_read_per_token']:,}",
+            format_number(item["parameters"]),
+        ])  # fmt: skip
+    if first["largest_batch"] is not None:
+        batches = ["largest batch", *(f"{item['largest_batch']:,}" for item in items)]
+        rows = [[*row, batch] for row, batch in zip(rows, batches, strict=True)]
+    names = ["what", *(item["name"] for item in items)]
+    rows = [[*row, name] for row, name in zip(rows, names, strict=True)]
+    contexts = {item["context_length"] for item in items}
+    context = "each at its block size" if len(contexts) > 1 else f"context {contexts.pop():,}"
+    head = f"batch {first['batch_size']}, {context}, model in {first['dtype']}"
+    notes = {f"{one['name'].partition(' ')[0]}: {one['note']}" for one in items if one["note"]}
+    return "\n".join([head, format_table(rows, "r" * (len(rows[0]) - 1)), *sorted(notes)])

@@ -1,6 +1,6 @@
 """Latent K/V: the settings, what a token stores, weights and FLOPs. No torch."""
 
-from typing import TYPE_CHECKING, ClassVar, Self
+from typing import TYPE_CHECKING, ClassVar
 
 from kvlab.spec import spec_model as spec
 from kvlab.spec.kv_forms import KVForm, StoredVectors, find_rotary_key_problems
@@ -76,13 +76,3 @@ class LatentKV(spec.SpecModel, KVForm):
             yield "kv.rotary", f"{text}, so use one such as {2 * -(-model.head_dim // 4)}"
         if not is_rotary and self.rotary:
             yield "kv.rotary", f"needs position: rope, not {position}; leave it out"
-
-    def rescale(self, head_dim: int, new_head_dim: int) -> Self | None:
-        scaled = {}
-        for name in ("latent", "rotary", "query"):
-            size = (getattr(self, name) or 0) * new_head_dim
-            if size % head_dim:
-                return None
-            if size:
-                scaled[name] = size // head_dim
-        return type(self).model_validate({**scaled, "groups": self.groups})

@@ -6,7 +6,7 @@ import torch
 from kvlab.layout import KVLayout, parameter_count
 from kvlab.model import GPT, decode_attention
 from kvlab.model.decode_attention import Keys
-from kvlab.spec import ModelConfig, load_served_model
+from kvlab.spec import ModelConfig
 from kvlab.spec.dtypes import KVStorage
 from tests.cache.test_formats import check_one_token
 from tests.contracts.kv_form_contract import SHAPE, KVFormContract
@@ -44,16 +44,6 @@ def test_a_step_attends_to_latents_themselves_and_training_expands_them():
 def test_flops_of_a_key_are_of_latent_and_rotary_key_and_of_the_sum_of_latents():
     layer = ModelConfig(**SHAPE, **LATENT).layers[0]
     assert layer.kv_form.flops_per_key(layer) == 2 * 4 * (24 + 4 + 24)
-
-
-def test_the_reductions_rescale_to_other_sizes():
-    estimate = pytest.importorskip("kvlab.extensions.estimate.serving_estimate")
-    changes = {"model.position": "rope", "model.kv": {"latent": 256, "rotary": 32}}
-    served = load_served_model("gpt2", changes)  # heads of 64
-    large = estimate.rescale(served, "llama-7b").model  # heads of 128
-    assert large.kv.model_dump() == {"latent": 512, "rotary": 64, "groups": 1, "query": None}
-    with pytest.raises(estimate.RescaleError, match="do not scale to heads of 128 instead of 96"):
-        estimate.rescale(load_served_model("gpt2", changes | {"model.head_dim": 96}), "llama-7b")
 
 
 @pytest.mark.parametrize(("latent", "rotary", "fits"), [(256, 64, True), (272, 16, False)])
