@@ -64,9 +64,7 @@ def training_identity(
     return facts
 
 
-def trunk_fingerprint(
-    experiment: Experiment, training: Mapping[str, Any], *, ignore_warmup: bool = False
-) -> str | None:
+def trunk_fingerprint(experiment: Experiment, training: Mapping[str, Any]) -> str | None:
     """Return 64 hex digits that name the stable phase of a training under wsd.
 
     Trainings of several token budgets have it in common: the same recipe but for ``tokens``,
@@ -75,7 +73,6 @@ def trunk_fingerprint(
 
     Args:
         training: Its `training_identity`.
-        ignore_warmup: Leave it out, to find trainings that differ in it as well.
 
     Returns:
         None if the training has no stable phase followed by a decay.
@@ -83,8 +80,6 @@ def trunk_fingerprint(
     if not experiment.training.stable_steps:
         return None
     left_out = {"tokens", "decay_tokens", "final_learning_rate"}
-    if ignore_warmup:
-        left_out.add("warmup_tokens")
     recipe = {key: value for key, value in training["training"].items() if key not in left_out}
     return fingerprint({**training, "training": recipe, "phase": "stable"})
 

@@ -2,13 +2,10 @@
 
 import json
 import re
-import time
 
 import pytest
 
 from kvlab.analysis.study import Study
-from kvlab.cli.commands import submit
-from kvlab.errors import DataError
 from kvlab.report import answer_text
 from kvlab.store import Store
 from tests.support.tiny_sweep import EXPERIMENT, FAILING_SWEEP, SWEEP, run_kvlab, tiny_sweep_folder
@@ -140,27 +137,3 @@ def test_missing_text_is_reported_before_anything_is_written(folder):
     assert (code, out, error.count("\n")) == (2, "", 1)
     assert re.match(r"gone\.yaml:3:49: data\.paths\.0 = .*gone does not exist", error)
     assert not (folder / "never").exists()
-
-
-def test_stop_is_honoured_while_the_text_is_prepared(folder, monkeypatch):
-    (folder / "words.yaml").write_text(EXPERIMENT.replace("fraction: 0.2", "fraction: 0.3"))
-    (folder / "early.yaml").write_text(SWEEP.replace("e.yaml", "words.yaml"))
-
-    def prepare_slowly(_data, _on_progress):
-        assert run_kvlab("stop", "early", "--store", "early")[0] == 0
-        time.sleep(60)
-
-    monkeypatch.setattr(submit.texts, "prepare_text", prepare_slowly)
-    arguments = ("submit", "early.yaml", "--store", "early", "--executor", "inline", "--json")
-    began = time.monotonic()
-    code, out, error = run_kvlab(*arguments)
-    assert time.monotonic() - began < 10
-    assert (code, json.loads(out)) == (130, {"sweep": "early", "states": {}})
-    assert "submit again to go on from there" in error
-    assert not Store(folder / "early").stop_flag("early").exists()
-
-    def prepare(_data, _on_progress):
-        raise DataError("goes on")
-
-    monkeypatch.setattr(submit.texts, "prepare_text", prepare)
-    assert "goes on" in run_kvlab(*arguments)[2], "the request to stop has been withdrawn"

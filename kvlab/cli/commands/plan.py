@@ -13,17 +13,17 @@ from kvlab.errors import StoreError, UsageError
 from kvlab.humanize import format_bytes, format_count, format_duration, format_number
 from kvlab.layout.gpu_sharing import describe_sharing
 from kvlab.own_extensions import find_member, find_members
+from kvlab.spec.experiment import Experiment
 from kvlab.spec.size_config import MAX_EXTRAPOLATION, count_size_parameters, describe_matching
 from kvlab.store import Store
+from kvlab.store.result import flatten
 from kvlab.sweep import Plan, PlannedTrial, Stage, plan_stage
 from kvlab.sweep.driver.retiming import announce_retiming, plan_retiming
 from kvlab.sweep.executors.capacity import cpu_count
 from kvlab.sweep.planning.budget import Budget, MachineMemory, estimate_budget, host_memory
 from kvlab.sweep.planning.code_review import CodeReview, review_code
-from kvlab.sweep.planning.explain import explain_equality
 from kvlab.sweep.planning.planner import SweepPlanner
 from kvlab.sweep.planning.stages import plan_at_least, plan_at_most
-from kvlab.sweep.planning.trunks import count_split_by_warmup
 
 Levels = Mapping[str, str]
 
@@ -124,10 +124,6 @@ def _format_plan(planned: Plan) -> Iterator[str]:
         limit = format_number(MAX_EXTRAPOLATION * max(counts.values()))
         text = f"Sizes by {sweep.size.factor}: {sizes} parameters without embeddings, with the"
         yield f"{text} output head; effects can be predicted up to {limit}."
-    if split := count_split_by_warmup(one.trial for one in trials):
-        text = f"{split:,} trainings under wsd differ in their token budget and in the warm-up"
-        hint = "write one training.warmup_tokens (its default is 4% of tokens)"
-        yield f"{text} alone; to share their stable phase, {hint}."
     resources = [one.trial.experiment.resources for one in trials]
     if any(one.shares_gpu or one.gpus == "auto" for one in resources):
         yield f"GPUs: {describe_sharing()}."
@@ -200,6 +196,16 @@ def _find_equal_cells(planned: Plan) -> Iterator[tuple[Levels, Levels, str]]:
                 seen.add(key)
                 original = experiments[tuple(first.values())]
                 yield cell, first, explain_equality(original, experiments[key])
+
+
+def explain_equality(one: Experiment, other: Experiment) -> str:
+    """Return which keys of two experiments that compute the same differ."""
+    here, there = (
+        dict(flatten(each.model_dump(mode="json", exclude={"name", "description"})))
+        for each in (one, other)
+    )
+    differing = [key for key in {**there, **here} if here.get(key) != there.get(key)]
+    return f"nothing that is computed depends on {', '.join(differing) or 'the level'} here"
 
 
 def _format_label(levels: Levels) -> str:

@@ -15,8 +15,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> None:
     store, name = Store(options.store), sweep_name(options.sweep)
-    if not store.is_driven(name):  # a driver that prepares the text has written nothing yet
-        store.sweep(name)
+    store.sweep(name)
+    if not store.is_driven(name):
         raise UsageError(f"sweep = {name} is not running; see `kvlab status {name}`")
     write_atomic(store.stop_flag(name), "")
     text = f"{name} stops at its next checkpoints; submit it again to go on"

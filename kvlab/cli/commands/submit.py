@@ -19,12 +19,10 @@ from kvlab.cli import shared_arguments as shared
 from kvlab.cli.progress_display import ProgressDisplay, format_outcome
 from kvlab.cli.sweep_publishers import collect_outcome, find_publishers, tell_end
 from kvlab.cli.terminal import print_answer, tolerate_broken_output
-from kvlab.data.shards import DatasetFacts
-from kvlab.errors import Stopped, StoreError, UsageError
+from kvlab.errors import StoreError, UsageError
 from kvlab.fs.lock import seems_held
 from kvlab.humanize import format_count, format_duration
 from kvlab.own_extensions import find_member
-from kvlab.spec import DataConfig
 from kvlab.store import Store, provenance, verification
 from kvlab.store.store import find_preparing_cells
 from kvlab.sweep import Driver, Plan, PlannedTrial, Stage, Summary, plan_stage
@@ -91,21 +89,8 @@ def _submit(options: argparse.Namespace) -> int:
             say(f"preparing data: {line}")
             next_line = time.monotonic() + PREPARATION_SECONDS
 
-    def prepare(data: DataConfig) -> DatasetFacts:
-        work = partial(texts.prepare_text, data, print_slowly)
-        if texts.find_text(data) is not None:
-            return work()
-        # as a driver, so that `kvlab stop` can stop it
-        with driver_registry.join_sweep(store, sweep.name, None, exclusive=False):
-            return driver_registry.run_until_stopped(work, store.stop_flag(sweep.name))
-
-    try:
-        stage = _choose_code(options, plan_stage(sweep, store, identify=prepare), store, say)
-    except Stopped:
-        print("stopped while the text is prepared; submit again to go on from there", file=stream)
-        if options.json:
-            print(json.dumps({"sweep": sweep.name, "states": {}}, indent=1))
-        return 130
+    identify = partial(texts.prepare_text, on_progress=print_slowly)
+    stage = _choose_code(options, plan_stage(sweep, store, identify=identify), store, say)
     display = ProgressDisplay(stage.plan, store, stream, retry_failed=options.retry_failed)
     warn = display.print_line
     for note in stage.plan.notes:

@@ -12,14 +12,11 @@ A driver stops by Ctrl-C or SIGTERM, or by `kvlab stop`, which asks all drivers 
 import contextlib
 import json
 import signal
-import threading
 from collections.abc import Callable, Iterator, Mapping
-from concurrent import futures
-from concurrent.futures import Future
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from types import FrameType
-from typing import Any, TypeVar
+from typing import Any
 
 from kvlab.errors import Stopped, StoreError, UsageError
 from kvlab.fs.lease import lease_seconds
@@ -141,9 +138,6 @@ def _as_json(value: Any) -> Any:
 # Stopping
 
 
-POLL_SECONDS = 0.2
-
-
 class StopRequest:
     """The request that one driver stop, seen by the driver and by its trials.
 
@@ -181,31 +175,6 @@ class StopRequest:
         """Remove this driver's own file, once none of its trials runs."""
         if self._own_flag != self._flags[0]:  # the shared one is removed by the last driver
             self._own_flag.unlink(missing_ok=True)
-
-
-T = TypeVar("T")
-
-
-def run_until_stopped(work: Callable[[], T], flag: Path) -> T:
-    """Return what ``work`` returns, which looks for no request to stop itself, as a download.
-
-    Raises:
-        Stopped: A file asks to stop. The thread of the work is left behind; it ends with the
-            process.
-    """
-    future = Future[T]()
-
-    def run() -> None:
-        try:
-            future.set_result(work())
-        except BaseException as error:
-            future.set_exception(error)
-
-    threading.Thread(target=run, name="kvlab-work", daemon=True).start()
-    while not futures.wait([future], POLL_SECONDS).done:
-        if flag.exists():
-            raise Stopped("asked to stop")
-    return future.result()
 
 
 @contextmanager

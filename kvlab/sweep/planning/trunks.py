@@ -7,11 +7,10 @@ checkpoint to branch from takes all steps itself, with the same result.
 """
 
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from kvlab.store import Store
-from kvlab.trial.fingerprint import trunk_fingerprint
 from kvlab.trial.trial import Trial
 
 
@@ -57,24 +56,3 @@ def plan_branches(trials: Sequence[Trial], store: Store | None) -> dict[str, Bra
             steps = 0 if keeps_all else start
             branches[trial.training_id] = Branch(tuple(sorted(others)), source, steps)
     return branches
-
-
-def count_split_by_warmup(trials: Iterable[Trial]) -> int:
-    """Return how many trainings would share a stable phase if their warm-up were as long.
-
-    Those of one phase that all differ in tokens and in warm-up, as its default does; a sweep over
-    warm-ups means them.
-    """
-    phases = defaultdict[str | None, dict[str, Trial]](dict)
-    for trial in trials:
-        if trial.trunk_id is not None:
-            identity = trial.training_identity()
-            phase = trunk_fingerprint(trial.experiment, identity, ignore_warmup=True)
-            phases[phase][trial.training_id] = trial
-    count = 0
-    for members in phases.values():
-        trunks = {trial.trunk_id for trial in members.values()}
-        budgets = {trial.experiment.training.tokens for trial in members.values()}
-        if len(trunks) == len(budgets) == len(members) > 1:
-            count += len(members)
-    return count

@@ -5,6 +5,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+from kvlab.cli.commands.plan import explain_equality
 from kvlab.spec import load_sweep
 from kvlab.sweep import plan
 from tests.support.stub_trials import SWEEP, StubRun, identify, tiny_plan, write_sweep
@@ -50,6 +51,16 @@ def test_states_follow_the_store(tmp_path, store, planned):
     path = store.trial_directory(first.id) / "result.json"
     path.write_bytes(path.read_bytes()[:50])
     assert tiny_plan(tmp_path, store).trials[0].state == "shares training"
+
+
+def test_cells_that_compute_the_same_are_one_trial(tmp_path):
+    same = "{model.window: 8, model.attention_pattern: GL}"
+    text = SWEEP.replace('{serving.tie: "adjacent:2"}', same).replace("seeds: [0, 1]\n", "")
+    planned = tiny_plan(tmp_path, text=text)
+    assert [len(one.cells) for one in planned.trials] == [2, 2]
+    one, other = (cell.experiment for cell in planned.sweep.cells()[:2])
+    keys = "model.window, model.attention_pattern"
+    assert explain_equality(one, other) == f"nothing that is computed depends on {keys} here"
 
 
 def test_text_paths_are_found_from_any_folder_and_do_not_enter_ids(tmp_path, monkeypatch):

@@ -9,7 +9,6 @@ from kvlab.store import Store
 from kvlab.sweep import plan
 from kvlab.sweep.driver.trial_queue import TrunkWaitlist, order_trials
 from kvlab.sweep.planning.planner import describe_sweep
-from kvlab.sweep.planning.trunks import count_split_by_warmup
 from kvlab.trial.run import run_task
 from tests.support import stub_trials as stub
 from tests.support import tiny_sweep
@@ -85,8 +84,6 @@ def test_what_differs_before_the_decay_is_not_shared(tmp_path, change, why):
     planned = tiny_plan(tmp_path, text="\n".join(lines))
     assert planned.saved_tokens == 0, why
     assert not any(one.trial.shared_steps for one in planned.trials)
-    is_warmup = "warm-up" in why
-    assert count_split_by_warmup(one.trial for one in planned.trials) == (4 if is_warmup else 0)
 
 
 def test_the_longest_budget_starts_first_and_the_others_wait_for_their_branch_points(
