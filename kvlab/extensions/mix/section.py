@@ -3,12 +3,10 @@
 import re
 
 from kvlab.analysis.study import Study
-from kvlab.humanize import format_count
 from kvlab.report import document as doc
-from kvlab.report import formatting as fmt
-from kvlab.report import table_columns as cols
+from kvlab.report.sections.tasks import hint_counts, scored_table
 
-_TOKENS = re.compile(r"loss_(?P<source>[a-z0-9_]+?)(?P<served>_served)?_tokens")
+_TOKENS = re.compile(r"loss_([a-z0-9_]+?)(_served)?_tokens")
 
 
 def report_mix(study: Study) -> doc.Section | None:
@@ -16,27 +14,14 @@ def report_mix(study: Study) -> doc.Section | None:
     found = [match for name in study.measured_metrics if (match := _TOKENS.fullmatch(name))]
     if not found:
         return None
-    found.sort(key=lambda match: (match["source"], match["served"] or ""))
-    rows: list[doc.KeyedRow] = []
-    measured = found[0][0].removesuffix("_tokens")
-    for levels in (own for own in study.cells if study.values(own, measured)):
-        entries: list[tuple[doc.Column, doc.Value]] = []
-        for match in found:
-            metric = match[0].removesuffix("_tokens")
-            counts = {row.measurements.get(match[0], 0) for row in study.done_rows} - {0}
-            hint = " or ".join(f"{int(count):,}" for count in sorted(counts)) + " targets a trial"
-            how = "served" if match["served"] else "one-shot"
-            head = f"{match['source'].replace('_', '-')}, {how}"
-            column = cols.mean_column(head, fmt.display_unit(metric), hint)
-            entries.append((column, cols.mean_cell(study, levels, metric)))
-        named: doc.Entries = (("cell", study.label(levels)), *entries)
-        rows.append((named, study.cell_key(levels)))
+    heads = {}
+    for source in sorted({match[1] for match in found}):
+        counts = [f"loss_{source}{ending}_tokens" for ending in ("", "_served")]
+        hint = hint_counts(study, counts, "targets")
+        heads[f"loss_{source}"] = (source.replace("_", "-"), hint)
     note = (
         "Each model was trained on these sources together. The validation loss is the mean over the"
         " targets of all of them; here it is divided."
     )
-    words = f"Loss of each source, mean over {format_count(len(study.seeds), 'seed')}."
-    if len(study.seeds) > 1:
-        words += f" {fmt.PLUS_MINUS} is the standard deviation."
-    table = doc.make_table("mix", words, rows)
+    table = scored_table(study, "mix", "Loss of each source (nats/token)", heads)
     return doc.Section("Sources of the mix", (doc.Paragraph((note,)), table))

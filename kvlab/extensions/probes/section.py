@@ -13,7 +13,7 @@ from kvlab.report import table_columns as cols
 from kvlab.report import texts
 from kvlab.report.sections.tasks import scored_table
 
-_RECALL = {"recall_acc": "all", "recall_acc_near": "near", "recall_acc_far": "far"}
+_RECALL = {f"recall_acc{of}": (of.lstrip("_") or "all", "") for of in ("", "_near", "_far")}
 
 _NEEDLES: dict[str, dict[str, tuple[str, str | None]]] = {
     "loss": {
@@ -40,7 +40,7 @@ def report_recall(study: Study) -> list[doc.Content]:
         return []
     pairs = {int(row.measurements.get("recall_pairs", 0)) for row in study.done_rows} - {0}
     note = texts.write("recall", pairs=sorted(pairs))
-    table = scored_table(study, "recall", "Values recalled (%), mean over seeds.", _RECALL)
+    table = scored_table(study, "recall", "Values recalled (%)", _RECALL)
     return [doc.Heading("Associative recall"), note, table]
 
 

@@ -1,7 +1,7 @@
 """Tasks and probes: HellaSwag, loss by position, and metrics that users' files define."""
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from itertools import product
 
@@ -141,31 +141,44 @@ def report_probes(study: Study) -> doc.Section | None:
     contents: list[doc.Content] = [content for report in reports for content in report(study)]
     if "loss_part1" in study.measured_metrics:
         note = texts.write("positions", has_more="loss_beyond" in study.measured_metrics)
-        caption = "Nats a token by part of the context, mean over seeds."
-        table = scored_table(study, "positions", caption, _POSITIONS)
+        heads = {metric: (head, "") for metric, head in _POSITIONS.items()}
+        table = scored_table(study, "positions", "Nats a token by part of the context", heads)
         contents += [doc.Heading("Loss by position"), note, *_draw_positions(study), table]
     return doc.Section("Probes", tuple(contents)) if contents else None
 
 
-def scored_table(study: Study, name: str, caption: str, heads: Mapping[str, str]) -> doc.Table:
-    """Tabulate metrics of every cell, one-shot and served."""
+def scored_table(
+    study: Study, name: str, caption: str, heads: Mapping[str, tuple[str, str]]
+) -> doc.Table:
+    """Tabulate metrics of every cell, one-shot and served.
+
+    Args:
+        caption: Goes on with the number of seeds that each number is the mean over.
+        heads: Metric -> head of its column and hint.
+    """
     rows = []
     for levels, (ending, scoring) in product(study.cells, _SCORINGS.items()):
         entries = [
             (
-                cols.mean_column(head, fmt.display_unit(metric)),
+                cols.mean_column(head, fmt.display_unit(metric), hint),
                 cols.mean_cell(study, levels, f"{metric}{ending}"),
             )
-            for metric, head in heads.items()
+            for metric, (head, hint) in heads.items()
             if metric in study.measured_metrics
         ]
         if any(entry is not doc.EMPTY_CELL for _, entry in entries):
             named: doc.Entries = (("cell", study.label(levels)), ("scored", scoring), *entries)
             rows.append((named, study.cell_key(levels)))
+    caption += f", mean over {format_count(len(study.seeds), 'seed')}."
     if len(study.seeds) > 1:
-        caption += f" {format_count(len(study.seeds), 'seed')}."
         caption += f" {fmt.PLUS_MINUS} is the standard deviation."
     return doc.make_table(name, caption, rows)
+
+
+def hint_counts(study: Study, metrics: Sequence[str], what: str) -> str:
+    """Return how many of something the trials have, such as ``512 or 1,024 answers a trial``."""
+    counts = {row.measurements.get(metric, 0) for row in study.done_rows for metric in metrics}
+    return f"{' or '.join(f'{int(count):,}' for count in sorted(counts - {0}))} {what} a trial"
 
 
 def _draw_positions(study: Study) -> Iterator[doc.Figure]:

@@ -34,13 +34,9 @@ def test_a_source_decides(tmp_path, metric, margin, verdict, unit):
     said = render_markdown(make_document(study))
     assert unit in said
     table = rows(SECTIONS["mix"].make(study), "mix")
-    heads = [head for head in table[0] if "sd" not in head][1:]
-    assert heads == [
-        f"{source}, {how} (nats/token)"
-        for source in ("docstrings", "recall")
-        for how in ("one-shot", "served")
-    ]
-    assert len(table) == len(study.cells)
+    heads = [head for head in table[0] if "sd" not in head]
+    assert heads == ["cell", "scored", "docstrings (nats/token)", "recall (nats/token)"]
+    assert len(table) == 2 * len(study.cells)
 
 
 def test_other_records_have_no_section(tmp_path):
