@@ -32,21 +32,6 @@ _TRAINING_FILES = ("training.json", "final", "config.json")
 _START_FILES = ("start.json", "checkpoints")
 """What a training writes again if it begins anew: no checkpoint has the record of its start."""
 
-_REMEDIES = {
-    "sweep.json": "submit the sweep again, which writes it anew",
-    "search.json": "submit the sweep again: the search makes the same suggestions",
-    "reported.json": "which seeds earlier reports have shown is forgotten",
-    TIMINGS_FILE: "submit the sweep again: its trials are timed again",
-    "trial.json": "written again with the next result",
-    "result.json": "submit the sweep again: the trial is measured again",
-    "training.json": "trained again when a trial needs its weights",
-    "config.json": "written again when the training goes on",
-    "start.json": "the training begins anew",
-    "diverged.json": "the training runs again",
-    "rungs.json": "measured again when a search needs them",
-    "state.json": "the training resumes from the checkpoint before",
-}
-
 
 @dataclass(frozen=True)
 class Damage:
@@ -55,7 +40,6 @@ class Damage:
     Attributes:
         path: the file, relative to the store.
         reason: what is wrong with it.
-        remedy: what makes it again.
         directory: the directory of the store that it belongs to, with a lock of its own.
         names: what has to be moved aside in that directory.
         aside: the folder that it was moved to; None as long as it is in its place.
@@ -63,7 +47,6 @@ class Damage:
 
     path: str
     reason: str
-    remedy: str
     directory: Path = field(repr=False)
     names: tuple[str, ...] = field(repr=False)
     aside: Path | None = None
@@ -261,12 +244,11 @@ class _Verifier:
             Its content; empty if there is none, or if it is damaged.
         """
         path = directory / name
-        remedy = _REMEDIES.get(path.name, _REMEDIES["search.json"])  # a point's name is a number
 
         def add(file: Path, error: RecordDamaged) -> None:
             reason = str(error).removeprefix(f"{file} ").removeprefix("is damaged: ")
             relative = file.relative_to(self.store.path).as_posix()
-            self.found.damaged.append(Damage(relative, reason, remedy, directory, whole or (name,)))
+            self.found.damaged.append(Damage(relative, reason, directory, whole or (name,)))
 
         try:
             content = read_record(path)

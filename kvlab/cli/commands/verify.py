@@ -15,7 +15,6 @@ from kvlab.store.verification import Damage, Verification, heal, verify_record
 from kvlab.trial.code_identity import TrialCode
 
 IN_USE = "left, because a process uses it now"
-PREPARED_AGAIN = "the text is prepared again when a trial needs it"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -43,21 +42,20 @@ def run(options: argparse.Namespace) -> int:
         "files": len(found.paths),
         "bytes": size,
         "damaged": [
-            {"path": d.path, "why": d.reason, "then": d.remedy, "healed": outcomes.get(d.path)}
-            for d in damaged
+            {"path": d.path, "why": d.reason, "healed": outcomes.get(d.path)} for d in damaged
         ],
         "notes": found.notes,
     }
     lines = []
     for item in damaged:
         healed = f"; {outcomes.get(item.path, IN_USE)}" if options.heal else ""
-        lines += [f"{item.path}: {item.reason}{healed}", f"  {item.remedy}"]
+        lines.append(f"{item.path}: {item.reason}{healed}")
     numbers = {"trial": found.trials, "training": found.trainings, "dataset": len(found.datasets)}
     counts = ", ".join(format_count(number, noun) for noun, number in numbers.items())
     read = f"{format_count(len(found.paths), 'file')} read, {format_bytes(size)}"
     lines += [*found.notes, f"{counts}: {read}, {len(damaged) or 'none'} damaged"]
     if left and not options.heal:
-        lines.append("`kvlab verify --heal` moves what is damaged aside; nothing is deleted")
+        lines.append("`kvlab verify --heal` moves what is damaged aside; submit makes it again")
     print_result(options, facts, "\n".join(lines))
     return int(bool(left))
 
@@ -73,14 +71,14 @@ def _verify_datasets(found: Verification) -> Iterator[Damage]:
             problems = [str(error)]
         if problems:
             reason = problems[0].partition("; ")[0]
-            yield Damage(str(folder), reason, PREPARED_AGAIN, folder, ())
+            yield Damage(str(folder), reason, folder, ())
 
 
 def _heal(damaged: list[Damage]) -> dict[str, str]:
     """Heal what is damaged; return what became of each file that no process uses, in words."""
     outcomes = dict[str, str]()
     for item in damaged:
-        if item.remedy == PREPARED_AGAIN:
+        if not item.names:  # a prepared text
             aside = dataset_preparation.set_aside_dataset(item.directory)
             healed: list[Damage] | None = [replace(item, aside=aside)] if aside else []
         else:
