@@ -15,7 +15,6 @@ the part of a name before ``/``:
 What the record holds of each eighth of the context, or of each turn, is a curve here.
 """
 
-import contextlib
 import hashlib
 import json
 import math
@@ -27,14 +26,12 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from kvlab.errors import StoreError
-from kvlab.fs.atomic_files import file_sha256, read_regular
+from kvlab.fs.atomic_files import file_sha256
 from kvlab.humanize import sanitize_text
 from kvlab.own_extensions import name_members
 from kvlab.spec.sweep import SEARCH_FACTOR
-from kvlab.store import DETAIL_FILES, Store
+from kvlab.store import DETAIL_FILES
 from kvlab.store.metrics import collect_metrics
-from kvlab.store.store import list_cells
 
 VERSION = 3
 """Raise it when the same record is mirrored differently: every run is then made anew."""
@@ -165,26 +162,6 @@ def cell_name(sweep: Mapping[str, Any], levels: Mapping[str, str]) -> str:
 def factor_param(factor: str) -> str:
     """Return the name of the param that holds a factor's level."""
     return f"factor.{factor}" if factor == "seed" else factor
-
-
-def find_start_ms(store: Store, sweep: Mapping[str, Any]) -> int:
-    """Return when the first trial of a sweep was started, in ms; 0 if none was.
-
-    Attempts count as well as results. So it does not matter which trial ends first, and a sweep
-    that is mirrored while it runs equals one that is mirrored at its end.
-    """
-    starts = []
-    for trial in {trial for cell in list_cells(sweep) for trial in cell["trials"].values()}:
-        with contextlib.suppress(StoreError):  # damaged
-            if (result := store.result(trial)) is not None:
-                starts.append(to_milliseconds(result["provenance"]["started"]))
-        for number in store.attempts(trial):
-            with contextlib.suppress(OSError, ValueError):  # a kill may have left a log empty
-                path = store.attempt_directory(trial, number) / "log.txt"
-                head = read_regular(path, 100).decode(errors="replace")
-                starts.append(to_milliseconds(head.partition(" ")[0]))
-                break
-    return min(starts, default=0)
 
 
 def flatten_settings(value: Any, name: str = "") -> Iterator[tuple[str, str]]:

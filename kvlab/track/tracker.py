@@ -152,9 +152,9 @@ class Tracker:
         statuses = {t: self._store.status(t) or "missing" for t in self._store.sweep_trials(name)}
         states = Counter(statuses.values())
         summary = ", ".join(f"{count} {state}" for state, count in sorted(states.items()))
-        started = described.find_start_ms(self._store, sweep)
-        moments = (one["provenance"]["finished"] for one in self._store.results(name))
-        finished = max(map(described.to_milliseconds, moments), default=started)
+        ends = [one["provenance"] for one in self._store.results(name)]
+        started = min((described.to_milliseconds(one["started"]) for one in ends), default=0)
+        finished = max((described.to_milliseconds(one["finished"]) for one in ends), default=0)
         status = "FAILED" if states.get("failed") else "FINISHED"
         if states.get("missing") or states.get("damaged"):
             status = "RUNNING" if self._store.is_driven(name) else "KILLED"

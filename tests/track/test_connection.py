@@ -83,8 +83,6 @@ def store(tmp_path):
     store = Store(tmp_path / "runs")
     for minute, trial in enumerate(reversed(store.sweep_trials("made"))):
         started = f"2026-01-01T00:0{minute}:00Z"
-        directory = store.attempt_directory(trial, store.create_attempt(trial))
-        (directory / "log.txt").write_text(f"{started} attempt 1\n")
         result = store.result(trial)
         result["provenance"] |= {"started": started, "finished": f"2026-01-01T01:0{minute}:00Z"}
         (store.trial_directory(trial) / "result.json").unlink()
