@@ -18,10 +18,10 @@ import json
 import os
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import MISSING, fields, is_dataclass
+from dataclasses import is_dataclass
 from functools import cache
 from pathlib import Path
-from typing import Any, NotRequired, get_type_hints
+from typing import Any
 
 from typing_extensions import TypedDict
 
@@ -131,16 +131,9 @@ def read_sealed_json(path: str | Path, *keys: str) -> dict[str, Any]:
 
 @cache
 def _make_adapter(form: Any) -> Any:
-    from pydantic import ConfigDict, TypeAdapter, with_config
+    from pydantic import TypeAdapter
 
-    if not is_dataclass(form):
-        return TypeAdapter(form)
-    types = get_type_hints(form)
-    for one in fields(form):
-        if (one.default, one.default_factory) != (MISSING, MISSING):
-            types[one.name] = NotRequired[types[one.name]]
-    made = TypedDict("Form", types)  # type: ignore[misc]  # at run time
-    return TypeAdapter(with_config(ConfigDict(extra="forbid"))(made))
+    return TypeAdapter(form)
 
 
 def check_form(path: str | Path, value: Any, form: Any) -> None:
@@ -149,15 +142,19 @@ def check_form(path: str | Path, value: Any, form: Any) -> None:
     A seal shows that a file is what was written, not that kvlab wrote it.
 
     Args:
-        form: A ``TypedDict``, which may have more keys, or a dataclass that the value would fit.
+        form: A ``TypedDict`` or a dataclass; the value may have more keys.
 
     Raises:
         RecordDamaged: A value is of another type, or a number that cannot be.
     """
     from pydantic import ValidationError
 
+    adapter = _make_adapter(form)
     try:
-        _make_adapter(form).validate_python(value, strict=True)
+        if is_dataclass(form):  # of which strict pydantic takes no dict
+            adapter.validate_json(json.dumps(value), strict=True)
+        else:
+            adapter.validate_python(value, strict=True)
     except ValidationError as error:
         first = error.errors(include_url=False, include_input=False)[0]
         place = ".".join(map(str, first["loc"]))[:200] or "it"

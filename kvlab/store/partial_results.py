@@ -13,15 +13,14 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-from typing_extensions import TypedDict
 
 from kvlab.errors import RecordDamaged
 from kvlab.fs.lease import Fence
-from kvlab.fs.sealed_files import check_form, read_sealed_json, set_aside, write_sealed_json
+from kvlab.fs.sealed_files import read_sealed_json, set_aside, write_sealed_json
 from kvlab.store.provenance import Machine
 from kvlab.store.store_paths import list_names
 
@@ -32,17 +31,6 @@ WRITE_SECONDS = 20.0
 
 WRITE_BYTES = 2**24
 """Arrays that are written before that, so that files stay small."""
-
-
-class _ArrayForm(TypedDict):
-    dtype: Literal["float64", "int64", "bool"]
-    shape: list[int]
-    base64: str
-
-
-class _PartialForm(TypedDict):
-    identity: dict[str, Any]
-    batches: dict[str, dict[str, _ArrayForm]]
 
 
 _NAME = re.compile(r"[0-9]{1,9}[.]json\Z")
@@ -92,7 +80,6 @@ class PartialResults:
 
     def _read(self, path: Path) -> dict[str, Arrays]:
         value = read_sealed_json(path, "identity", "batches")
-        check_form(path, value, _PartialForm)
         if value["identity"] != self._identity:
             raise RecordDamaged(f"{path} is of other weights, code or another machine")
         try:
@@ -103,7 +90,7 @@ class PartialResults:
                 }
                 for name, arrays in value["batches"].items()
             }
-        except ValueError as error:
+        except (ValueError, TypeError, LookupError, AttributeError) as error:
             raise RecordDamaged(f"{path} is damaged: {error}") from None
 
     def get(self, name: str) -> Arrays | None:

@@ -125,7 +125,7 @@ def build_provenance(
             there are none.
         machine: None if the trial failed before it was known.
         data: None if the trial failed before it was known.
-        code: see `kvlab.trial.code_identity.describe_code`.
+        code: see `kvlab.trial.trial.describe_origin`.
     """
     versions = {}
     for package in PACKAGES:

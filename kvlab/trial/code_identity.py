@@ -15,7 +15,6 @@ from typing import Any, Literal, NamedTuple
 
 import kvlab
 from kvlab.own_extensions import load_parts
-from kvlab.store import Store
 from kvlab.syntax_digest import DIGEST_LENGTH, digest_source
 
 _EXTENSIONS = load_parts().values()
@@ -126,9 +125,3 @@ class TrialCode:
         if any(one and own and one != own for one, own in both):
             return "other"
         return "same" if all(one and own for one, own in both) else "unknown"
-
-
-def describe_code(store: Store, training_id: str) -> dict[str, Any]:
-    """Return the ``code`` of a result's provenance, for a trial that this process ends."""
-    training = store.training_code(training_id)
-    return {"training": training, "measurement": this_code().measurement}

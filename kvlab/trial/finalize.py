@@ -8,11 +8,10 @@ from typing import Any
 from kvlab.fs.lease import Fence
 from kvlab.store import Status, Store
 from kvlab.store.attempt import Attempt
-from kvlab.store.provenance import Origin, build_provenance, utc_now
+from kvlab.store.provenance import Origin, utc_now
 from kvlab.store.result import Failure
 from kvlab.store.verification import heal_directory
-from kvlab.trial.code_identity import describe_code
-from kvlab.trial.trial import Trial, build_result, describe_trial
+from kvlab.trial.trial import Trial, build_result, describe_origin, describe_trial
 
 LOCK_PATIENCE_SECONDS = 5.0
 """How long to wait for a process that is about to release the trial."""
@@ -59,9 +58,7 @@ def record_failure(
             attempt.log("not run: one step of its architecture failed in the smoke test")
             message, trace = f"in the smoke test: {failure.message}", smoke_trace or ""
             failure = replace(failure, message=message, traceback=attempt.write_traceback(trace))
-        attempts = len(store.attempts(trial.id))
-        code = describe_code(store, trial.training_id)
-        provenance = build_provenance(origin, code=code, started=started, attempts=attempts)
+        provenance = describe_origin(trial, store, origin, started)
         store.write_result(build_result(trial, "failed", provenance, failure=failure), fence)
         return True
 
@@ -79,13 +76,9 @@ def record_pruned(trial: Trial, store: Store, origin: Origin) -> bool:
             return False
         training = trial.experiment.training
         rungs = sorted(store.rungs(trial.training_id).items())
-        attempts, pauses = len(store.attempts(trial.id)), store.count_pauses(trial.id)
-        code, now = describe_code(store, trial.training_id), utc_now()
-        provenance = build_provenance(
-            origin, code=code, started=now, attempts=attempts, pauses=pauses
-        )
         step, loss = rungs[-1]
         pruned = {"step": step, "steps": training.steps, "loss": loss}
+        provenance = describe_origin(trial, store, origin, utc_now())
         result = build_result(trial, "pruned", provenance, pruned=pruned)
         result["curves"]["validation_loss"] = [
             [step, step * training.batch_tokens, loss] for step, loss in rungs

@@ -28,11 +28,11 @@ from kvlab.store.partial_results import PartialResults
 from kvlab.store.provenance import Origin, build_provenance
 from kvlab.store.result import Failure, TrialMeasurements
 from kvlab.store.verification import Damage, heal_directory
-from kvlab.trial.code_identity import describe_code, this_code
+from kvlab.trial.code_identity import this_code
 from kvlab.trial.initial_weights import explain_missing_source
 from kvlab.trial.joint_timing import JointTiming, run_joint_timing
 from kvlab.trial.smoke_test import SmokeTest, run_smoke_test
-from kvlab.trial.trial import Trial, build_result, describe_trial
+from kvlab.trial.trial import Trial, build_result, describe_origin, describe_trial
 
 Task = Trial | SmokeTest | JointTiming
 """Plain data, picklable, with an ``id`` and the ``resources`` that it needs."""
@@ -299,12 +299,7 @@ class _TrialAttempt:
         failure = Failure.from_error(error, self.attempt.write_traceback(traceback.format_exc()))
         has_diverged = failure.kind == "diverged"
         status: Literal["failed", "diverged"] = "diverged" if has_diverged else "failed"
-        started, number = self.attempt.started, self.attempt.number
-        own = describe_code(self.store, self.trial.training_id)
-        pauses = self.store.count_pauses(self.trial.id)
-        provenance = build_provenance(
-            origin, code=own, started=started, attempts=number, pauses=pauses
-        )
+        provenance = describe_origin(self.trial, self.store, origin, self.attempt.started)
         result = build_result(self.trial, status, provenance, failure=failure)
         self.store.write_result(result, self.fence)
         shutil.rmtree(self.partial_folder, ignore_errors=True)
@@ -411,14 +406,8 @@ class _TrialAttempt:
         files = store.write_details(
             trial.id, items=measured.items, fence=self.fence, **measured.details
         )
-        provenance = build_provenance(
-            origin,
-            code=describe_code(store, trial.training_id),
-            started=self.attempt.started,
-            attempts=self.attempt.number,
-            pauses=store.count_pauses(trial.id),
-            machine=measured.machine,
-            data=measured.data,
+        provenance = describe_origin(
+            trial, store, origin, self.attempt.started, machine=measured.machine, data=measured.data
         )
         result = build_result(trial, "done", provenance, measured=measured)
         seal = store.training_seal(trial.training_id)

@@ -8,8 +8,11 @@ from kvlab.layout import parameter_count, training_flops
 from kvlab.spec import ResourcesConfig
 from kvlab.spec.dtypes import MODEL_DTYPE
 from kvlab.spec.experiment import Experiment
+from kvlab.store import Store
+from kvlab.store.provenance import Origin, build_provenance
 from kvlab.store.result import Failure, TrialMeasurements, describe_experiment, describe_kv
 from kvlab.trial import fingerprint as fingerprints
+from kvlab.trial.code_identity import this_code
 from kvlab.trial.fingerprint import ID_LENGTH, fingerprint
 from kvlab.trial.initial_weights import InitialWeights, TrainedWeights
 
@@ -122,6 +125,26 @@ def build_result(
         **({"pruned": dict(pruned)} if pruned else {}),
         "provenance": provenance,
     }
+
+
+def describe_origin(
+    trial: Trial, store: Store, origin: Origin, started: str, **measured: Any
+) -> dict[str, Any]:
+    """Return the ``provenance`` of the result with which this process ends a trial.
+
+    Args:
+        started: time of the last attempt's start.
+        measured: ``machine`` and ``data``, see `kvlab.store.provenance.build_provenance`.
+    """
+    training = store.training_code(trial.training_id)
+    return build_provenance(
+        origin,
+        code={"training": training, "measurement": this_code().measurement},
+        started=started,
+        attempts=max(store.attempts(trial.id), default=0),
+        pauses=store.count_pauses(trial.id),
+        **measured,
+    )
 
 
 def describe_trial(trial: Trial) -> dict[str, Any]:
