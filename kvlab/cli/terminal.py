@@ -6,6 +6,7 @@ import os
 import shutil
 import sys
 import textwrap
+import threading
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, redirect_stderr, redirect_stdout
 from pathlib import Path
@@ -111,6 +112,47 @@ def show_status_line(line: str) -> None:
     width = max(20, shutil.get_terminal_size().columns - 1)
     sys.stderr.write(ControlText(f"\r\x1b[K{sanitize_line(line)[:width]}\r"))
     sys.stderr.flush()
+
+
+class LiveScreen:
+    """Print lines that stay, and redraw a block of lines below them.
+
+    The cursor is never hidden and rests on an empty line, so a process that is killed leaves the
+    terminal as usable as one that ends. Without a block it is for any stream.
+    """
+
+    def __init__(self, stream: TextIO):
+        self._stream, self._lock = stream, threading.Lock()
+        self._block: list[str] = []
+
+    def print_line(self, line: str) -> None:
+        """Print ``line`` above the block; the terminal wraps it if it is long."""
+        self._write([sanitize_text(line)], self._block)
+
+    def redraw(self, lines: list[str], summary: str) -> None:
+        """Replace the block by ``lines`` and ``summary``, each cut to the width of the terminal.
+
+        If the terminal is too short for the block, the last of ``lines`` are counted instead.
+        """
+        columns, rows = shutil.get_terminal_size()
+        available = max(1, rows - 3)  # the summary, the empty line, the top line
+        if len(lines) > available:
+            hidden = len(lines) - available + 1
+            lines = [*lines[: available - 1], f"... and {hidden} more"]
+        shown = (" ".join(sanitize_text(line).splitlines()) for line in [*lines, summary])
+        self._write([], [line[: columns - 1] for line in shown])  # some wrap after the last column
+
+    def clear(self) -> None:
+        """Remove the block."""
+        self._write([], [])
+
+    def _write(self, lines: list[str], block: list[str]) -> None:
+        with self._lock:
+            erase = "\r\x1b[A\x1b[2K" * len(self._block)
+            self._block = block
+            text = "".join(f"{line}\n" for line in [*lines, *block])
+            self._stream.write(ControlText(erase + text))
+            self._stream.flush()
 
 
 @contextmanager
