@@ -18,7 +18,7 @@ import pytest
 from kvlab.cli.main import main
 from kvlab.model import GPT
 from kvlab.spec import ModelConfig
-from tests.support.extensions import find_missing
+from tests.support.extensions import find_missing, is_tried
 from tests.support.golden import check_golden
 from tests.support.record_factory import FACTORS, Record, ServedRecord
 from tests.support.search_record import EVERY_OUTCOME
@@ -27,6 +27,7 @@ from tests.support.trained_trial import make_random_model, write_trained_trial
 FOLDER = Path(__file__).parent / "golden_errors"
 EXTENSIONS = Path(__file__).parents[1] / "extensions"
 PAGES = [*FOLDER.glob("*.txt"), *EXTENSIONS.rglob("errors.txt"), *EXTENSIONS.glob("*/answers.txt")]
+PAGES = [path for path in PAGES if is_tried(path.parent.name)]
 FILES = ("e.yaml", "s.yaml", "q.yaml")
 SHAPE = {"vocab_size": 257, "block_size": 64, "n_layer": 2, "n_head": 2, "n_embd": 16}
 HEADS = {"heads": ("mha", "mqa")}

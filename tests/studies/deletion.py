@@ -42,7 +42,7 @@ def copy_without(folder: Path, names: list[str]) -> None:
     deleted = {Path("kvlab/extensions") / name for name in names}
     deleted |= {extensions / name for name in names}
     for path in map(Path, filter(None, listed)):
-        together = path.parent == extensions and path.name != "__init__.py"
+        together = path.parent == extensions and path.name not in ("__init__.py", "conftest.py")
         if not together and not deleted.intersection(path.parents) and (ROOT / path).exists():
             (folder / path).parent.mkdir(parents=True, exist_ok=True)
             shutil.copy2(ROOT / path, folder / path)

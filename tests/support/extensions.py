@@ -14,6 +14,15 @@ def find_missing(names: str) -> set[str]:
     return set(TABLE if names == "all" else names.split()) - load_parts().keys()
 
 
+TRIED_WITH = {"mix": "recall"}
+"""Extensions whose tests all need another one."""
+
+
+def is_tried(name: str) -> bool:
+    """Return whether what the tests of an extension need is there."""
+    return not find_missing(TRIED_WITH.get(name, ""))
+
+
 def needs(names: str) -> pytest.MarkDecorator:
     """Return a mark that skips a test or a case of it without these extensions.
 
