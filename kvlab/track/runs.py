@@ -1,35 +1,23 @@
-"""Find, write, complete and delete the runs of a store in MLflow, and log models with them.
+"""Find, write and delete the runs of a store in MLflow."""
 
-A logged model holds ``model.safetensors`` and kvlab's ``config.json``. Trials that share a
-training, as those that differ in serving alone, share its model.
-"""
-
-import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import chain
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from kvlab.errors import TrackingError
-from kvlab.store import Store
 from kvlab.track import run_description as described
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
-    from mlflow.entities import LoggedModel, Run
+    from mlflow.entities import Run
 
 
 PARAMS_PER_BATCH = 100
 POINTS_PER_BATCH = 890
 """MLflow takes 1,000 entries per batch, of which 100 params."""
-
-
-WEIGHTS = "final/model.safetensors"
-"""Weights of a finished training, in its folder; ``kvlab gc`` may have deleted them."""
-
-_REFUSED_IN_NAMES = re.compile(r"[/:.%\"']")
 
 
 @dataclass(frozen=True)
@@ -70,12 +58,7 @@ class KnownRun:
 def iter_runs(client: "MlflowClient", experiment: str, condition: str) -> Iterator["Run"]:
     """Iterate over all runs of an experiment that fulfil an MLflow condition."""
     order = ["attributes.start_time ASC"]
-    yield from _read_pages(
-        partial(client.search_runs, [experiment], condition, max_results=1000, order_by=order)
-    )
-
-
-def _read_pages(search: Callable[..., Any]) -> Iterator[Any]:
+    search = partial(client.search_runs, [experiment], condition, max_results=1000, order_by=order)
     page = search()
     yield from page
     while page.token:
@@ -166,81 +149,3 @@ class ExperimentRuns:
         if description.finished is not None:
             client.set_terminated(run.id, description.status, description.finished)
         return run, True
-
-    def log_models(self, store: Store, runs: Sequence[KnownRun]) -> int:
-        """Make MLflow hold one logged model for every training whose weights the store has.
-
-        A model that a kill left incomplete, or whose run is gone, is made anew.
-
-        Args:
-            runs: of the sweep's trials.
-
-        Returns:
-            How many models were written.
-        """
-        from mlflow.entities import LoggedModelOutput
-
-        by_training: dict[str, list[KnownRun]] = {}
-        # by name, whatever MLflow's order
-        for run in sorted(runs, key=lambda run: run.tags["mlflow.runName"]):
-            if run.tags.get("kvlab.status") == "done":
-                by_training.setdefault(run.tags["kvlab.training"], []).append(run)
-        known = self._find_models({run.id for run in runs})
-        written = 0
-        for training, group in by_training.items():
-            if not (store.training_directory(training) / WEIGHTS).exists():
-                continue
-            model = known.get(training)
-            if model is None:
-                model = self._write_model(store, training, group[0])
-                written += 1
-            for run in group:
-                outputs = self.client.get_run(run.id).outputs
-                linked = {output.model_id for output in outputs.model_outputs} if outputs else set()
-                if model.model_id not in linked:
-                    self.client.log_outputs(run.id, [LoggedModelOutput(model.model_id, 0)])
-        return written
-
-    def _find_models(self, runs: set[str]) -> "Mapping[str, LoggedModel]":
-        """Return the store's complete models by training; delete those of runs that are gone."""
-        condition = f"tags.`kvlab.store` = '{self.store_id}'"
-        search = partial(self.client.search_logged_models, [self.experiment], condition)
-        models: dict[str, LoggedModel] = {}
-        for model in list(_read_pages(search)):
-            training = model.tags.get("kvlab.training", "")
-            is_complete = str(model.status) == "READY" and model.source_run_id in runs
-            if is_complete and training not in models:
-                models[training] = model
-            else:
-                self.client.delete_logged_model(model.model_id)
-        return models
-
-    def _write_model(self, store: Store, training: str, run: KnownRun) -> "LoggedModel":
-        """Log the weights of a training. The losses and accuracies of a run become its model's."""
-        from mlflow.entities import Metric
-
-        result = store.result(run.tags["kvlab.trial"])
-        assert result is not None, "its run was made from it"
-        params = {
-            name: described.truncate(value, described.MAX_PARAM_LENGTH)
-            for name, value in described.flatten_settings({"model": result["experiment"]["model"]})
-        }
-        name = _REFUSED_IN_NAMES.sub("-", f"{run.tags['kvlab.cell']} seed {run.tags['kvlab.seed']}")
-        tags = {
-            "kvlab.store": self.store_id,
-            "kvlab.training": training,
-            "kvlab.data.digest": run.tags.get("kvlab.data.digest", ""),
-        }
-        model = self.client.create_logged_model(self.experiment, name, run.id, tags, params, "GPT")
-        folder = store.training_directory(training)
-        self.client.log_model_artifact(model.model_id, str(folder / "config.json"))
-        self.client.log_model_artifact(model.model_id, str(folder / WEIGHTS))
-        finished = described.to_milliseconds(result["provenance"]["finished"])
-        last = int(result["training_record"]["steps"])
-        points = [
-            Metric(name, value, finished, last, model_id=model.model_id)
-            for name, value, step in described.tracked_metrics(result)
-            if name.startswith("quality/") and step is None
-        ]
-        self.client.log_batch(run.id, points)  # the run has these points already
-        return self.client.finalize_logged_model(model.model_id, "READY")

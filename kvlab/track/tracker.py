@@ -32,7 +32,6 @@ class MirrorSummary:
     Attributes:
         experiment: MLflow's id of the sweep's experiment.
         written, unchanged, deleted: number of runs.
-        models: number of logged models that were written.
     """
 
     sweep: str
@@ -40,7 +39,6 @@ class MirrorSummary:
     written: int = 0
     unchanged: int = 0
     deleted: int = 0
-    models: int = 0
 
 
 class Tracker:
@@ -103,16 +101,6 @@ class Tracker:
         written = sum(is_written)
         unchanged = len(is_written) - written
         return MirrorSummary(sweep_name, mirrored.experiment, written, unchanged, len(stale))
-
-    def log_models(self, sweep_name: str) -> int:
-        """Log the weights of a mirrored sweep's trainings as logged models; return how many.
-
-        Raises:
-            TrackingError: MLflow cannot be reached or refuses.
-        """
-        with self._open_runs(sweep_name) as mirrored:
-            runs = [run for group in mirrored.find().values() for run in group]
-            return mirrored.log_models(self._store, runs)
 
     def mirror_trial(self, sweep_name: str, trial_id: str) -> None:
         """Mirror one trial that has just ended, without looking at the others.

@@ -3,13 +3,12 @@
 import argparse
 import sys
 import tempfile
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from pathlib import Path
 
 from kvlab.cli.shared_arguments import ALL_SWEEPS, add_flag, add_record, sweep_name
 from kvlab.cli.terminal import print_result
 from kvlab.errors import UsageError
-from kvlab.humanize import format_count
 from kvlab.store import Store
 from kvlab.track.connection import set_database_aside
 from kvlab.track.tracker import MirrorSummary, Tracker
@@ -21,7 +20,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--tracking-uri", metavar="URI", help=text)
     add_flag(parser, "--no-report", "do not upload the report")
     add_flag(parser, "--rebuild", "first set the store's MLflow database aside, as it is damaged")
-    add_flag(parser, "--models", "also log the weights of trainings as models")
 
 
 def run(options: argparse.Namespace) -> None:
@@ -32,18 +30,16 @@ def run(options: argparse.Namespace) -> None:
         aside = set_database_aside(store.path, options.tracking_uri)
         print(f"the database of MLflow is in {aside} now", file=sys.stderr)
     names = store.sweep_names() if options.sweep is None else [sweep_name(options.sweep)]
-    has_report, models = not options.no_report, options.models
-    mirrored = sync_sweeps(store, names, options.tracking_uri, report=has_report, models=models)
+    mirrored = sync_sweeps(store, names, options.tracking_uri, report=not options.no_report)
     lines = [
         f"{one.sweep}: {one.written} written, {one.unchanged} unchanged, {one.deleted} deleted"
-        + (f", {format_count(one.models, 'model')} logged" if options.models else "")
         for one in mirrored
     ] or [f"{options.store} holds no sweep yet; nothing to do"]
     print_result(options, [asdict(one) for one in mirrored], "\n".join(lines))
 
 
 def sync_sweeps(
-    store: Store, names: list[str], uri: str | None, *, report: bool, models: bool = False
+    store: Store, names: list[str], uri: str | None, *, report: bool
 ) -> list[MirrorSummary]:
     """Mirror sweeps with their reports."""
     from kvlab.report import write_report
@@ -56,7 +52,5 @@ def sync_sweeps(
     for name in names:
         with tempfile.TemporaryDirectory() as folder:
             made = write_report(store, name, Path(folder)) if report else None
-            summary = tracker.mirror(name, made)
-        logged = tracker.log_models(name) if models else 0
-        summaries.append(replace(summary, models=logged))
+            summaries.append(tracker.mirror(name, made))
     return summaries
