@@ -66,20 +66,6 @@ class Range(spec.SpecModel):
         if self.whole and not all(n.is_integer() for n in (self.low, self.high, self.step or 1.0)):
             yield "whole", "needs whole low, high and step; round them"
 
-    def count(self) -> int | None:
-        """Return how many numbers the range has, None if they cannot be counted."""
-        if not self.whole and self.step is None:
-            return None
-        return int((self.high - self.low) / (self.step or 1.0) + 1e-8) + 1
-
-    def points(self) -> list[float] | None:
-        """Return every number of the range, None if they cannot be counted."""
-        count = self.count()
-        if count is None:
-            return None
-        numbers = (self.low + (self.step or 1.0) * index for index in range(count))
-        return [round(number) if self.whole else number for number in numbers]
-
 
 class Limit(spec.SpecModel):
     """Bounds of a number; one or both."""

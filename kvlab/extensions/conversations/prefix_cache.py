@@ -342,26 +342,11 @@ class PrefixCache:
         keeps = tuple(plan.keeps_all_tokens(cache.max_length) for plan in layout.plans)
         return self._trees.setdefault((weights, layout, tree.dtype, keeps), tree)
 
-    # Changes of the tree. If one is interrupted, `_recover` finds every node whole.
-
     def _recover(self) -> None:
-        """Where a change was interrupted, count bytes anew, and drop segments that no snapshot
-        needs."""
-        if not self._is_changing:
-            return
-        nodes = list(self._walk())  # of each tree, parents first
-        for node in nodes:
-            for child in node.children.values():
-                child.parent = node
-        for node in reversed(nodes):
-            if node.parent is None:
-                continue
-            if not node.children and not node.is_entry:
-                del node.parent.children[int(node.key[0])]
-            elif node.tree.keeps_all_tokens:
-                node.parent.last_used = max(node.parent.last_used, node.last_used)
-        self._bytes = sum(node.nbytes for node in self._walk())
-        self._is_changing = False
+        """Drop everything if a change was interrupted, which may have left half of a node."""
+        if self._is_changing:
+            self._trees, self._bytes = {}, 0
+            self._is_changing = False
 
     def _split_at_end(self, path: list[Node], depth: int) -> list[Node]:
         """Return ``path`` so that it ends at ``depth``: its last node is split if it goes on."""

@@ -12,7 +12,6 @@ import contextlib
 import inspect
 import json
 import logging
-import math
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -37,14 +36,11 @@ _DEFAULTS: dict[str, dict[str, Any]] = {
 }
 """Arguments whose defaults differ from Optuna's."""
 
-_FIXED_SEED_SAMPLERS = ("QMCSampler", "GridSampler")
-"""Samplers whose seed shuffles one sequence, so that it must stay the same."""
-
-_MAX_GRID = 10_000
-"""Points of the largest space of a GridSampler, which lists them all."""
+_NOT_FOR_SEARCHES = ("BaseSampler", "GridSampler")
+"""Samplers that a file cannot name. A grid is a design; BruteForceSampler goes through a space."""
 
 _SEQUENCE_PREFIX = "qmc:"
-"""Prefix of the position in such a sequence, which Optuna keeps with the study."""
+"""Prefix of the position in a QMCSampler's sequence, which Optuna keeps with the study."""
 
 _STATES = {"open": "RUNNING", "ok": "COMPLETE", "lost": "FAIL"}
 """Optuna's state of a trial, by the state of the observation; PRUNED for the others."""
@@ -126,11 +122,9 @@ def _make_sampler(optuna: Any, config: SearchConfig, number: int) -> Any:
     for kind in ("crossover", "mutation"):
         if hasattr(optuna.samplers.nsgaii, str(arguments.get(kind))):
             arguments[kind] = getattr(optuna.samplers.nsgaii, arguments[kind])()
-    if name == "GridSampler":
-        arguments["search_space"] = _grid_search_space(config)
     sampler_class = getattr(optuna.samplers, name)
     if "seed" in inspect.signature(sampler_class).parameters:
-        offset = 0 if name in _FIXED_SEED_SAMPLERS else number
+        offset = 0 if name == "QMCSampler" else number  # its seed shuffles one sequence
         arguments["seed"] = (config.seed * 1_000_003 + offset) % 2**32
     return sampler_class(**arguments)
 
@@ -138,25 +132,11 @@ def _make_sampler(optuna: Any, config: SearchConfig, number: int) -> Any:
 def _list_samplers(optuna: Any) -> dict[str, str]:
     """Return Optuna's samplers: name without its ending, in small letters -> name of the class."""
     names = (name for name in optuna.samplers.__all__ if name.endswith("Sampler"))
-    return {_shorten(name): name for name in names if not name.startswith("Base")}
+    return {_shorten(name): name for name in names if name not in _NOT_FOR_SEARCHES}
 
 
 def _shorten(name: str) -> str:
     return name.replace("_", "").lower().removesuffix("sampler")
-
-
-def _grid_search_space(config: SearchConfig) -> dict[str, list[Any]]:
-    total = math.prod(map(len, config.choices.values()))
-    for key, numbers in config.ranges.items():
-        count = numbers.count()
-        if count is None:
-            raise ValueError(f"it goes through every point, and {key} has no step; give it one")
-        total *= count
-    if total > _MAX_GRID:
-        text = f"it goes through every point, and there are {total:,}, over {_MAX_GRID:,}"
-        raise ValueError(f"{text}; use another sampler or a smaller space")
-    choices = {key: list(range(len(values))) for key, values in config.choices.items()}
-    return choices | {key: numbers.points() or [] for key, numbers in config.ranges.items()}
 
 
 def _make_distributions(optuna: Any, config: SearchConfig) -> dict[str, Any]:
@@ -246,11 +226,11 @@ def _check_sampler(config: SearchConfig) -> Iterator[tuple[tuple[Key, ...], str]
     if _shorten(name) not in samplers:
         names = [*samplers, *samplers.values()]
         hint = suggest_name(name, names, f"use one of {', '.join(samplers.values())}")
-        yield path, f"{'.'.join(path)} = {name} is no sampler of Optuna; {hint}"
+        yield path, f"{'.'.join(path)} = {name} is no sampler for a search; {hint}"
         return
     class_name = samplers[_shorten(name)]
     parameters = inspect.signature(getattr(optuna.samplers, class_name)).parameters
-    usable = [parameter for parameter in parameters if parameter not in ("seed", "search_space")]
+    usable = [parameter for parameter in parameters if parameter != "seed"]
     unknown = [argument for argument in arguments if argument not in usable]
     for argument in unknown:
         hint = suggest_name(argument, usable, f"it takes {', '.join(usable) or 'none'}")

@@ -116,6 +116,8 @@ def report_search_setup(study: Study, search: SearchResults) -> doc.Section:
     name, arguments = split_sampler(config["sampler"])
     sampler = [name, *(f"{key}={format_setting(value)}" for key, value in arguments.items())]
     fields = {"titles": titles, "sampler": " ".join(sampler)}
+    fields["flops"] = format_number(search.spent_flops)
+    fields["time"] = format_duration(search.spent_seconds)
     limits = tables.describe_limits(search)
     note = texts.write("search setup", study=study, search=search, limits=limits, **fields)
     space = [
@@ -130,43 +132,8 @@ def report_search_setup(study: Study, search: SearchResults) -> doc.Section:
         ((("parameter", doc.Cell(key, key, code=True)), ("kind", kind), ("values", values)), "")
         for key, kind, values in space
     )
-    contents = (note, doc.make_table("space", "The space.", rows), _budget_table(study, search))
+    contents = (note, doc.make_table("space", "The space.", rows))
     return doc.Section("What was searched", contents, is_appendix=True)
-
-
-def _budget_table(study: Study, search: SearchResults) -> doc.Table:
-    limits = {
-        name: "" if budget is None else format_number(budget) if budget >= 1e6 else f"{budget:,}"
-        for name in ("trials", "flops")
-        for budget in [search.config.get(name)]
-    }
-    hours, seconds, flops = search.config.get("hours"), search.spent_seconds, search.spent_flops
-    time, hours_text = format_duration(seconds), f"{hours:g} hours" if hours else ""
-    lines: tuple[tuple[str, doc.Cell | int, str], ...] = (
-        ("suggestions", len(search.suggestions), ""),
-        ("trials", len(search.trials), limits["trials"]),
-        ("training FLOPs", doc.cell(format_number(flops), flops), limits["flops"]),
-        ("training tokens", _trained_tokens(study, search), ""),
-        ("time of searching", doc.cell(time, seconds), hours_text),
-    )
-    end = f"It ended: {search.stop_reason}." if search.stop_reason else "It has not ended."
-    caption = f"The budget, without the base experiment. {end}"
-    rows = (((("what", what), ("used", used), ("budget", most)), "") for what, used, most in lines)
-    return doc.make_table("search-budget", caption, rows)
-
-
-def _trained_tokens(study: Study, search: SearchResults) -> int:
-    """Return the tokens of all trainings, each once, as far as it went."""
-    tokens: dict[str, int] = {}
-    for one in search.trials:
-        row = tables.row_of(study, one)
-        if row is not None and row.training:
-            count = int((row.record.get("training_record") or {}).get("tokens") or 0)
-            if row.status == "pruned":
-                training = row.record["experiment"]["training"]
-                count = int(row.record["pruned"]["step"] * training["batch_tokens"])
-            tokens[row.training] = max(tokens.get(row.training, 0), count)
-    return sum(tokens.values())
 
 
 # All trials, and those without an answer

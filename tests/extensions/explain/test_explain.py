@@ -42,10 +42,14 @@ def explain(runs, capsys):
 def test_a_cell_has_several_names_and_the_interval_of_the_report(explain, runs):
     (facts,) = json.loads(explain("mqa+rope", "--json"))
     found, study = facts["comparison"], Study.load(Store(runs), "made")
-    compared = study.comparisons["mqa", "rope", "none"]
+    compared, metric = study.comparisons["mqa", "rope", "none"], study.primary_metric
     assert found["interval"] == [compared.low, compared.high]
     assert found["computed"] == pytest.approx(compared.value, abs=1e-12)
     assert (found["verdict"], found["error"]["df"]) == (compared.verdict, compared.estimate.df)
+    assert facts["values"] == [
+        {"seed": row.seed, "trial": row.trial, "status": "done", "value": row.measurements[metric]}
+        for row in study.cells["mqa", "rope", "none"].values()
+    ]
     out = explain("mqa+rope")
     assert explain("position=rope, heads=mqa") == explain("made", "mqa,rope") == out
     assert "no cell or level of made" in explain("mha,mqa", code=2), "two levels of one factor"

@@ -7,7 +7,6 @@ from functools import partial
 import pytest
 import torch
 import torch.nn.functional as F
-import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -17,13 +16,12 @@ from kvlab.extensions.kv_routing.routed_pass import KVRoutes
 from kvlab.extensions.kv_routing.routing import KVRouting
 from kvlab.layout import KVLayout
 from kvlab.model import GPT
-from kvlab.spec import ModelConfig, ServingConfig, load_experiment
+from kvlab.spec import ModelConfig, ServingConfig
 from kvlab.spec.dtypes import KVStorage
 from kvlab.spec.kv_forms import MAPPED_FORMS, NAMED_FORMS
 from kvlab.train.loop import train
 from kvlab.train.train_step import TrainStepper
 from kvlab.trial.fingerprint import fingerprint, training_identity
-from tests.support.extensions import needs
 from tests.support.tiny_training import MODEL, dataset, experiment, model
 from tests.train.test_checkpoint import check_resumed
 from tests.train.test_distributed import check_two_workers
@@ -285,46 +283,3 @@ class TestTraining:
         assert found == pytest.approx(expected, abs=1e-5)
         assert len(set(expected)) == 4
         assert len(graphs) <= 2, "the pass and the head"
-
-
-@pytest.mark.parametrize(
-    ("fields", "training", "message"),
-    [
-        (
-            {"n_layer": 2, "attention_pattern": "GL", "window": 4},
-            "kv_routing: {share: 0.5}",
-            ":12:15: training.kv_routing.depth gives no layer another's K/V",
-        ),
-        (
-            {"n_layer": 4},
-            "kv_routing: {share: 0.5, depth: none}",
-            ":10:35: training.kv_routing.depth = none gives no layer",
-        ),
-        (
-            {"n_layer": 4},
-            "kv_routing: {share: 0.5, depth: trailing:9}",
-            "training.kv_routing.depth = trailing:9 leaves no global owner",
-        ),
-        (
-            {"n_layer": 4},
-            "kv_routing: {share: 0.5, depth: deep}",
-            "training.kv_routing.depth = deep is not a known pattern",
-        ),
-        ({"n_layer": 4}, "kv_routing: {share: 1.5}", "training.kv_routing.share = 1.5"),
-        ({"n_layer": 4}, "kv_routing: {depth: any}", "training.kv_routing.share"),
-        pytest.param(
-            {"n_layer": 4},
-            "kv_dtype: kivi2\n  kv_residual: 0\n  kv_routing: {share: 0.5}",
-            "training.kv_routing = .*cannot be routed; use int8 or int4",
-            marks=needs("kivi"),
-        ),
-    ],
-)
-def test_what_cannot_be_routed_is_refused_where_it_is_written(fields, training, message, tmp_path):
-    spec = {"name": "x", "model": {**MODEL, "n_embd": 64, **fields}}
-    text = yaml.safe_dump(spec, sort_keys=False) + "data: {tokenizer: bytes}\ntraining:\n  "
-    path = tmp_path / "x.yaml"
-    path.write_text(f"{text}{training}\n")
-    with pytest.raises(Exception, match=message) as caught:
-        load_experiment(path)
-    assert f"{path}:" in str(caught.value)

@@ -7,7 +7,6 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from pydantic import ValidationError
 
 from kvlab.data.dataset_preparation import prepare_dataset
 from kvlab.data.sources import get_source
@@ -164,41 +163,3 @@ def test_a_small_power_asks_what_is_near():
     weights = np.arange(1, 17) ** -0.99
     expected = (weights * np.arange(1, 17)).sum() / weights.sum()
     assert mean_distance(0.01) == pytest.approx(expected, abs=0.4)
-
-
-@pytest.mark.parametrize(
-    ("changed", "rule"),
-    [
-        ({"questions": 5}, "use 4 or less"),
-        ({"pairs": [4, 2], "questions": 2}, r"use \[2, 4\]"),
-        ({"rewrites": 3}, "use 2 or less"),
-        ({"keys": 3}, "use 4 or more"),
-    ],
-)
-def test_options_that_leave_too_few_keys_are_refused(changed, rule):
-    with pytest.raises(ValidationError, match=rule):
-        experiment(changed)
-
-
-@pytest.mark.parametrize(
-    ("data", "rule"),
-    [
-        ({"source": "recall"}, "needs data.recall"),
-        ({"source": "recall", "recall": {}}, "use symbols:544"),
-        ({"source": "recall", "recall": {}, "tokenizer": "symbols:543"}, "use symbols:544"),
-        ({"recall": {}}, "is read only by source: recall"),
-        ({"tokenizer": "symbols:544"}, "use gpt2 or bytes"),
-    ],
-)
-def test_a_source_a_tokenizer_and_options_that_do_not_fit_are_refused(data, rule):
-    with pytest.raises(ValidationError, match=rule):
-        DataConfig.model_validate(data)
-
-
-def test_windows_hold_whole_documents_and_words_are_refused():
-    with pytest.raises(ValidationError, match="multiple of the 13 tokens of a document.*use 26"):
-        experiment(model={"block_size": 20})
-    assert experiment(model={"block_size": 26}).model.block_size == 26
-    of = experiment().model_dump()
-    with pytest.raises(ValidationError, match="is measured on text"):
-        type(experiment()).model_validate({**of, "evaluation": {"hellaswag": 10}})
