@@ -434,11 +434,14 @@ def describe_sweep(
 
     ``code`` is what all of its drivers run; None if they may run any.
     """
-    sweep, size = plan.sweep, dict[str, Any]()
-    texts = {text.identity: asdict(text) for text in plan.texts if text.identity}
+    sweep, optional = plan.sweep, dict[str, Any]()
+    optional["texts"] = {text.identity: asdict(text) for text in plan.texts if text.identity}
     if sweep.size is not None:
         parameters = count_size_parameters(sweep, sweep.cells())
-        size = {**sweep.size.model_dump(mode="json"), "parameters": parameters}
+        optional["size"] = {**sweep.size.model_dump(mode="json"), "parameters": parameters}
+    optional["match"] = [] if sweep.match == "none" else [sweep.match]
+    optional["search"] = sweep.search and sweep.search.model_dump(mode="json")
+    optional |= {"scale": sweep.source.scale, "code": code and dict(code)}
     return {
         "name": sweep.name,
         "question": sweep.question,
@@ -451,16 +454,11 @@ def describe_sweep(
         "notes": list(sweep.selection.notes),
         "seeds": list(sweep.all_seeds),
         "decide": {**sweep.decide.model_dump(mode="json"), "claims": list(sweep.claims)},
-        **({"size": size} if size else {}),
-        **({"texts": texts} if texts else {}),
-        **({} if sweep.match == "none" else {"match": [sweep.match]}),
-        **({} if sweep.search is None else {"search": sweep.search.model_dump(mode="json")}),
         "report": sweep.report.model_dump(mode="json"),
         "cells": [cell.to_json() for cell in plan.cells],
-        **({"scale": sweep.source.scale} if sweep.source.scale else {}),
         "yaml": yaml,
         "yaml_sha256": hashlib.sha256(yaml.encode()).hexdigest(),
         "experiment_yaml": experiment_yaml,
         "command": command,
-        **({"code": dict(code)} if code else {}),
+        **{key: value for key, value in optional.items() if value},
     }
