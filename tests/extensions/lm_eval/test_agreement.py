@@ -11,8 +11,10 @@ from kvlab.spec import ModelConfig, ServingConfig
 from kvlab.trial.model_targets import OpenedModel
 from tests.extensions.lm_eval import reference
 from tests.performance.decode_speed import transformers_model
+from tests.support.extensions import needs
 from tests.support.hellaswag_items import ITEMS
 
+pytestmark = needs("published_weights")
 huggingface = pytest.importorskip("lm_eval.models.huggingface", reason="lm-eval itself")
 
 

@@ -9,6 +9,7 @@ import pytest
 from kvlab.store import Store
 from kvlab.sweep.executors import EXECUTORS
 from kvlab.sweep.executors.inline import InlineExecutor
+from tests.support.extensions import needs
 from tests.support.tiny_sweep import run_kvlab, tiny_sweep_folder
 
 PRUNING_SEARCH = """\
@@ -129,6 +130,7 @@ def test_a_promoted_trial_equals_an_uninterrupted_one_bitwise(folder, store):
     assert ours["provenance"]["attempts"] - ours["provenance"]["pauses"] == 1
 
 
+@needs("gc")
 def test_gc_removes_pruned_checkpoints_only_with_its_option(store):
     trial = pruned(store)[-1]
     folder = store.training_directory(store.result(trial)["training"]) / "checkpoints"
