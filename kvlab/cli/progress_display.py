@@ -13,7 +13,7 @@ from kvlab.humanize import format_bytes, format_duration, sanitize_line
 from kvlab.store import Store
 from kvlab.store.attempt import ProgressUpdate, format_progress
 from kvlab.sweep import Driver
-from kvlab.sweep.driver.sweep_progress import NOT_OVER, Event, RemainingTime
+from kvlab.sweep.driver.sweep_progress import NOT_OVER, Event, estimate_pace, list_durations
 from kvlab.sweep.planning.planner import Plan, PlannedTrial, trials_to_run
 from kvlab.trial.finalize import format_pruned
 
@@ -53,7 +53,8 @@ class ProgressDisplay:
         self._ended: dict[str, str] = {
             p.trial.id: p.state for p in plan.trials if p.trial.id not in to_run
         }
-        self._remaining_time = RemainingTime(missing, self._store)
+        self._durations: list[float] = []
+        self._running: list[ProgressUpdate] = []
 
     @contextmanager
     def watch(self, driver: Driver) -> Iterator[None]:
@@ -86,7 +87,6 @@ class ProgressDisplay:
         self._preparation = ""
         planned = event.planned
         self._known_trials.add(planned.trial.id)  # a search suggests trials while it runs
-        self._remaining_time.handle_event(event)
         label = _trial_label(planned)
         if event.kind == "started":
             self._ended.pop(planned.trial.id, None)  # pruned, and trained to its end after all
@@ -101,6 +101,8 @@ class ProgressDisplay:
             self.print_line(f"{event.status:<7} {label}")
         else:
             self._ended[planned.trial.id] = event.status
+            if event.status == "done" and not event.is_remote:
+                self._durations += list_durations(self._store, [planned.trial.id])
             outcome = format_outcome(self._store, planned.trial.id)
             duration = "elsewhere" if event.is_remote else format_duration(event.seconds)
             self.print_line(f"{event.status:<7} {label}  {duration}  {outcome}".rstrip())
@@ -116,11 +118,10 @@ class ProgressDisplay:
             if time.monotonic() - last_shown >= interval - REDRAW_SECONDS / 2:
                 last_shown = time.monotonic()
                 self._remote_trials = len(driver.remote_trials)
-                summary = self.format_summary()
-                progress = [
-                    (one, format_progress(self._store.progress(one.trial.id) or STARTING))
-                    for one in driver.running_trials
-                ]
+                trials = driver.running_trials
+                self._running = [self._store.progress(one.trial.id) or STARTING for one in trials]
+                summary, texts = self.format_summary(), map(format_progress, self._running)
+                progress = list(zip(trials, texts, strict=True))
                 if self._is_redrawn:
                     lines = [f"{_trial_label(one)}  {text}" for one, text in progress]
                     self._screen.redraw(lines, summary)
@@ -136,7 +137,8 @@ class ProgressDisplay:
         if self._remote_trials:
             parts.append(f"elsewhere: {self._remote_trials}")
         parts.append(f"{format_duration(time.monotonic() - self._started)} elapsed")
-        seconds_left = self._remaining_time.seconds_left()
+        missing = len(self._known_trials) - len(self._ended) - len(self._running)
+        seconds_left = estimate_pace(self._running, self._durations, missing)["seconds_left"]
         if seconds_left is not None:
             parts.append(f"about {format_duration(seconds_left)} left")
         if self._preparation:

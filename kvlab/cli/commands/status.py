@@ -13,7 +13,7 @@ from kvlab.store import Store
 from kvlab.store.attempt import format_progress
 from kvlab.store.record_forms import refuse_malformed
 from kvlab.store.store import list_cells
-from kvlab.sweep.driver.sweep_progress import estimate_pace
+from kvlab.sweep.driver.sweep_progress import estimate_pace, list_durations
 from kvlab.trial.code_identity import TrialCode
 
 STATES = ("done", "failed", "diverged", "pruned", "running", "missing")
@@ -55,8 +55,9 @@ def collect_sweep_facts(store: Store, name: str) -> dict[str, Any]:
                     trials[trial] = {**facts, **_collect_trial_facts(store, trial)}
         by_state = {s: [t for t, own in trials.items() if own["state"] == s] for s in STATES}
         counts = {state: len(own) for state, own in by_state.items() if own}
-        missing = len(by_state["missing"])
-        pace = estimate_pace(store, by_state["done"], by_state["running"], missing)
+        running = [store.progress(trial) or {} for trial in by_state["running"]]
+        durations = list_durations(store, by_state["done"])
+        pace = estimate_pace(running, durations, len(by_state["missing"]))
         drivers = [lock.describe_holder() for lock in store.held_driver_locks(name)]
         return {
             "sweep": name,

@@ -1,12 +1,10 @@
 """What a driver exchanges with its caller, and how fast a sweep goes and how long it still takes.
 
-A driver sends events, takes more trials from a source, and returns a summary. `estimate_pace` reads
-the record alone, so that it serves any process, whoever drives the sweep. `RemainingTime` follows
-the events of one driver.
+A driver sends events, takes more trials from a source, and returns a summary. The pace follows from
+the record alone, so that any process can tell it, whoever drives the sweep.
 """
 
 import contextlib
-import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
@@ -16,6 +14,7 @@ from typing import Literal, Protocol
 from kvlab.analysis.compute import seconds_between
 from kvlab.errors import StoreError
 from kvlab.store import Store
+from kvlab.store.attempt import ProgressUpdate
 from kvlab.sweep.planning.planner import PlannedTrial
 
 PrepareTrials = Callable[[list[PlannedTrial], Callable[[], None]], list[PlannedTrial]]
@@ -115,24 +114,8 @@ MAX_RESULTS_READ = 64
 """Results that the mean duration is taken over, the newest first: a store may hold thousands."""
 
 
-def estimate_pace(
-    store: Store, done: Iterable[str], running: Sequence[str], missing: int
-) -> dict[str, float | None]:
-    """Estimate the pace of a sweep from its record.
-
-    Args:
-        done: Ids of the finished trials.
-        running: Ids of the trials that run now.
-        missing: Number of trials that are still to be started.
-
-    Returns:
-        ``tokens_per_second`` of all running trainings together, None if none reports;
-        ``trials_per_hour`` at the present number of running trials, None if nothing runs or
-        nothing has ended yet; and ``seconds_left`` at that pace.
-    """
-    progress = [store.progress(trial_id) or {} for trial_id in running]
-    rates = [state["tokens_per_second"] for state in progress if state.get("tokens_per_second")]
-    pace = {"tokens_per_second": float(sum(rates)) if rates else None}
+def list_durations(store: Store, done: Iterable[str]) -> list[float]:
+    """Return the seconds that finished trials took, the newest first; see `MAX_RESULTS_READ`."""
     ended_at: dict[str, float] = {}
     for trial_id in done:
         with contextlib.suppress(OSError):
@@ -147,68 +130,37 @@ def estimate_pace(
                 durations.append(max(1.0, seconds))
                 if provenance["attempts"] > 1:  # it was trained in the attempts before
                     durations[-1] = max(durations[-1], training.get("seconds", 0.0))
+    return durations
+
+
+def estimate_pace(
+    running: Sequence[ProgressUpdate], durations: Sequence[float], missing: int
+) -> dict[str, float | None]:
+    """Estimate the pace of a sweep.
+
+    Args:
+        running: The progress of the trials that run now.
+        durations: Seconds that finished trials took. Without any, those that the running
+            trainings foresee.
+        missing: Number of trials that are still to be started.
+
+    Returns:
+        ``tokens_per_second`` of all running trainings together, None if none reports;
+        ``trials_per_hour`` at the present number of running trials, None if nothing runs or
+        nothing is known of durations; and ``seconds_left`` at that pace.
+    """
+    rates = [state["tokens_per_second"] for state in running if state.get("tokens_per_second")]
+    pace = {"tokens_per_second": float(sum(rates)) if rates else None}
+    durations = durations or [
+        state["seconds_left"] * state["steps"] / (state["steps"] - state["step"])
+        for state in running
+        if state.get("seconds_left") and state.get("steps", 0) > state.get("step", 0)
+    ]
     if not durations or not running:
         return {**pace, "trials_per_hour": None, "seconds_left": None}
     duration = mean(durations)
-    left = [min(state.get("seconds_left") or duration / 2, duration) for state in progress]
+    left = [min(state.get("seconds_left") or duration / 2, duration) for state in running]
     seconds_left = (missing * duration + sum(left)) / len(running)
     return {
         **pace, "trials_per_hour": len(running) * 3600 / duration, "seconds_left": seconds_left
     }  # fmt: skip
-
-
-class RemainingTime:
-    """Remaining time of a driver's run, from its events and from the progress of its trials.
-
-    Trials that train and trials that only measure have means of their own, over those that are
-    done. Until one has trained, a training takes what the running ones say; until one has only
-    measured, that takes what the others took after their training.
-    """
-
-    def __init__(self, missing: list[PlannedTrial], store: Store):
-        self._missing = {planned.trial.id: planned for planned in missing}
-        self._store = store
-        self._started: dict[str, float] = {}
-        self._durations: dict[bool, list[float]] = {True: [], False: []}
-        self._measuring: list[float] = []
-
-    def handle_event(self, event: Event) -> None:
-        planned = event.planned
-        trial = planned.trial
-        if event.kind == "started":
-            self._started[trial.id] = time.monotonic()
-            if trial.id in self._missing:
-                self._missing[trial.id] = planned  # which one worker may only measure by now
-        elif event.kind in ("ended", "retried"):
-            self._started.pop(trial.id, None)
-        if event.kind == "ended" and event.status == "trained":
-            self._durations[True].append(event.seconds)
-        if event.kind != "ended" or event.status in NOT_OVER:
-            return
-        self._missing.pop(trial.id, None)
-        if event.status == "done" and not event.is_remote:
-            self._durations[planned.trains].append(event.seconds)
-            record = self._store.training_directory(trial.training_id) / "training.json"
-            with contextlib.suppress(OSError):  # the time since its training was finished
-                seconds = min(event.seconds, time.time() - record.stat().st_mtime)
-                self._measuring += [max(0.0, seconds)] if planned.trains else []
-
-    def seconds_left(self) -> float | None:
-        """Return the remaining time; None while no trial says anything about it."""
-        now = time.monotonic()
-        running = {trial_id: now - began for trial_id, began in list(self._started.items())}
-        measuring = mean(self._durations[False] or self._measuring or [0.0])
-        training, left = list(self._durations[True]), dict[str, float]()
-        for trial_id, elapsed in running.items():
-            of_training = (self._store.progress(trial_id) or {}).get("seconds_left")
-            if of_training is not None:
-                left[trial_id] = of_training + measuring
-                training += [] if self._durations[True] else [elapsed + left[trial_id]]
-        if not self._missing or not (training or self._durations[False]):
-            return None
-        durations = {True: mean(training or [measuring]), False: measuring or mean(training)}
-        for trial_id, planned in list(self._missing.items()):
-            elapsed = running.get(trial_id, 0.0)  # one that takes longer than others is not over
-            left.setdefault(trial_id, max(durations[planned.trains] - elapsed, elapsed / 10))
-        longest = max(map(left.__getitem__, running.keys() & left.keys()), default=0.0)
-        return max(longest, sum(left.values()) / max(1, len(running)))
