@@ -96,12 +96,14 @@ class CommandPart(NamedTuple):
     name: str
     after: str
     summary: str
-    module: str
+    module: str = ".command"
 
 
 @dataclass(frozen=True)
 class Parts:
     """What an extension adds. Each part is optional, and named as ``module:object``.
+
+    A module that begins with a dot is one of its folder.
 
     Its metrics are in ``metrics.toml`` beside it, see `kvlab.store.metrics`.
 
@@ -147,7 +149,24 @@ def load_parts() -> dict[str, Parts]:
     Only their modules ``parts`` run, so that `kvlab --help` does not import `kvlab.spec`.
     """
     paths = {name: FOLDER / name / "parts.py" for name in TABLE}
-    return {name: run_path(str(p))["PARTS"] for name, p in paths.items() if p.is_file()}
+    return {
+        name: Parts(**_place(vars(run_path(str(path))["PARTS"]), f"kvlab.extensions.{name}"))
+        for name, path in paths.items()
+        if path.is_file()
+    }
+
+
+def _place(value: Any, folder: str) -> Any:
+    """Return a part of `Parts` with the whole names of the modules of its folder."""
+    match value:
+        case str():
+            return f"{folder}{value}" if value.startswith(".") else value
+        case dict():
+            return {_place(key, folder): _place(one, folder) for key, one in value.items()}
+        case tuple():
+            placed = (_place(one, folder) for one in value)
+            return type(value)(*placed) if hasattr(value, "_fields") else tuple(placed)
+    return value
 
 
 def name_members(table: str) -> dict[str, str]:

@@ -4,4 +4,4 @@ from kvlab.own_extensions import CommandPart, Parts
 
 _SUMMARY = "measure memory, latency, throughput and limits"
 
-PARTS = Parts(commands=(CommandPart("bench", "sync", _SUMMARY, "kvlab.extensions.bench.command"),))
+PARTS = Parts(commands=(CommandPart("bench", "sync", _SUMMARY),))

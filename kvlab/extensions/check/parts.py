@@ -4,4 +4,4 @@ from kvlab.own_extensions import CommandPart, Parts
 
 _SUMMARY = "check what a Python file of `extensions:` adds"
 
-PARTS = Parts(commands=(CommandPart("check", "bench", _SUMMARY, "kvlab.extensions.check.command"),))
+PARTS = Parts(commands=(CommandPart("check", "bench", _SUMMARY),))

@@ -4,6 +4,4 @@ from kvlab.own_extensions import CommandPart, Parts
 
 _SUMMARY = "compare two sweeps, or two records of one, cell by cell"
 
-PARTS = Parts(
-    commands=(CommandPart("compare", "report", _SUMMARY, "kvlab.extensions.comparison.command"),),
-)
+PARTS = Parts(commands=(CommandPart("compare", "report", _SUMMARY),))

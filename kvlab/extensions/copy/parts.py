@@ -2,10 +2,9 @@
 
 from kvlab.own_extensions import CommandPart, Parts
 
-_FOLDER = "kvlab.extensions.copy"
 _SUMMARY = "copy the record to a file or a URL, or restore it"
 
 PARTS = Parts(
-    members={"publishers": {"copy": f"{_FOLDER}.publisher:CopyPublisher"}},
-    commands=(CommandPart("copy", "sync", _SUMMARY, f"{_FOLDER}.command"),),
+    members={"publishers": {"copy": ".publisher:CopyPublisher"}},
+    commands=(CommandPart("copy", "sync", _SUMMARY),),
 )

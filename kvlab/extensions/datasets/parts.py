@@ -3,6 +3,5 @@
 from kvlab.own_extensions import CommandPart, Parts
 
 _SUMMARY = "get and prepare text and evaluation sets"
-_MODULE = "kvlab.extensions.datasets.command"
 
-PARTS = Parts(commands=(CommandPart("data", "sync", _SUMMARY, _MODULE),))
+PARTS = Parts(commands=(CommandPart("data", "sync", _SUMMARY),))

@@ -4,6 +4,4 @@ from kvlab.own_extensions import CommandPart, Parts
 
 _SUMMARY = "check whether kvlab can run here"
 
-PARTS = Parts(
-    commands=(CommandPart("doctor", "verify", _SUMMARY, "kvlab.extensions.doctor.command"),)
-)
+PARTS = Parts(commands=(CommandPart("doctor", "verify", _SUMMARY),))

@@ -4,6 +4,4 @@ from kvlab.own_extensions import CommandPart, Parts
 
 _SUMMARY = "compute exact KV bytes, parameters and FLOPs of a model"
 
-PARTS = Parts(
-    commands=(CommandPart("estimate", "bench", _SUMMARY, "kvlab.extensions.estimate.command"),)
-)
+PARTS = Parts(commands=(CommandPart("estimate", "bench", _SUMMARY),))

@@ -2,10 +2,4 @@
 
 from kvlab.own_extensions import Parts
 
-PARTS = Parts(
-    members={
-        "plan_outlooks": {
-            "precision": "kvlab.extensions.expected_precision.outlook:describe_precision"
-        }
-    },
-)
+PARTS = Parts(members={"plan_outlooks": {"precision": ".outlook:describe_precision"}})

@@ -4,4 +4,4 @@ from kvlab.own_extensions import CommandPart, Parts
 
 _SUMMARY = "show or remove what nothing in the store needs any more"
 
-PARTS = Parts(commands=(CommandPart("gc", "verify", _SUMMARY, "kvlab.extensions.gc.command"),))
+PARTS = Parts(commands=(CommandPart("gc", "verify", _SUMMARY),))

@@ -2,8 +2,6 @@
 
 from kvlab.own_extensions import CommandPart, Parts
 
-_MODULE = "kvlab.extensions.generate.command"
-
 PARTS = Parts(
-    commands=(CommandPart("generate", "sync", "continue a text with a trained model", _MODULE),)
+    commands=(CommandPart("generate", "sync", "continue a text with a trained model", ".command"),)
 )

@@ -2,17 +2,14 @@
 
 from kvlab.own_extensions import Parts, SectionPart
 
-_SECTION = "kvlab.extensions.int8_training.section"
-_CONFIG, _CODE = "kvlab.extensions.int8_training.config", "kvlab.extensions.int8_training.int8"
-
 PARTS = Parts(
-    fields={"training": f"{_CONFIG}:Int8Fields"},
+    fields={"training": ".config:Int8Fields"},
     members={
-        "linear_products": {"int8": f"{_CODE}:make_products"},
-        "linear_input_bytes": {"int8": f"{_CONFIG}:find_input_bytes"},
+        "linear_products": {"int8": ".int8:make_products"},
+        "linear_input_bytes": {"int8": ".config:find_input_bytes"},
     },
     sections=(
-        SectionPart("quantized-training", "serving-gap", f"{_SECTION}:report_quantized_training"),
+        SectionPart("quantized-training", "serving-gap", ".section:report_quantized_training"),
     ),
-    training_code=(_CONFIG, _CODE),
+    training_code=(".config", ".int8"),
 )

@@ -2,18 +2,14 @@
 
 from kvlab.own_extensions import Parts
 
-_FOLDER = "kvlab.extensions.kivi"
-_CODE = tuple(f"{_FOLDER}.{name}" for name in ("config", "buffers", "training_pass"))
+_CODE = (".config", ".buffers", ".training_pass")
 
 PARTS = Parts(
-    fields={
-        "serving": f"{_FOLDER}.config:ServingFields",
-        "training": f"{_FOLDER}.config:TrainingFields",
-    },
+    fields={"serving": ".config:ServingFields", "training": ".config:TrainingFields"},
     members={
-        "kv_dtypes": {"kivi4": f"{_FOLDER}.config:KIVI4", "kivi2": f"{_FOLDER}.config:KIVI2"},
-        "slot_plans": {"kivi": f"{_FOLDER}.slots:plan_slot"},
+        "kv_dtypes": {"kivi4": ".config:KIVI4", "kivi2": ".config:KIVI2"},
+        "slot_plans": {"kivi": ".slots:plan_slot"},
     },
     training_code=_CODE,
-    measurement_code=(*_CODE, f"{_FOLDER}.slots"),
+    measurement_code=(*_CODE, ".slots"),
 )

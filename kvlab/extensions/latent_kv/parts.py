@@ -2,15 +2,14 @@
 
 from kvlab.own_extensions import Parts
 
-_FOLDER = "kvlab.extensions.latent_kv"
-_CODE = tuple(f"{_FOLDER}.{name}" for name in ("arithmetic", "view"))
+_CODE = (".arithmetic", ".view")
 
 PARTS = Parts(
     members={
-        "mapped_kv_forms": {"latent": f"{_FOLDER}.arithmetic:LatentKV"},
+        "mapped_kv_forms": {"latent": ".arithmetic:LatentKV"},
         "presets": {
-            "deepseek-v2-lite": f"{_FOLDER}.presets:DEEPSEEK_V2_LITE",
-            "deepseek-v3": f"{_FOLDER}.presets:DEEPSEEK_V3",
+            "deepseek-v2-lite": ".presets:DEEPSEEK_V2_LITE",
+            "deepseek-v3": ".presets:DEEPSEEK_V3",
         },
         "preset_notes": dict.fromkeys(
             ("deepseek-v2-lite", "deepseek-v3"), "kvlab.spec.presets:ACTIVE_EXPERTS"

@@ -2,11 +2,9 @@
 
 from kvlab.own_extensions import Parts
 
-_FOLDER = "kvlab.extensions.limit"
-
 PARTS = Parts(
-    fields={"benchmark": f"{_FOLDER}.config:LimitFields"},
-    problems=f"{_FOLDER}.config:find_problems",
-    members={"measures": {"limit": f"{_FOLDER}.config:MEASURE"}},
-    measurement_code=(f"{_FOLDER}.max_batch_search", f"{_FOLDER}.measure"),
+    fields={"benchmark": ".config:LimitFields"},
+    problems=".config:find_problems",
+    members={"measures": {"limit": ".config:MEASURE"}},
+    measurement_code=(".max_batch_search", ".measure"),
 )

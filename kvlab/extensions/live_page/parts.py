@@ -4,4 +4,4 @@ from kvlab.own_extensions import CommandPart, Parts
 
 _SUMMARY = "follow sweeps on a page while they run: trials, curves, time left"
 
-PARTS = Parts(commands=(CommandPart("live", "ui", _SUMMARY, "kvlab.extensions.live_page.command"),))
+PARTS = Parts(commands=(CommandPart("live", "ui", _SUMMARY),))

@@ -2,13 +2,11 @@
 
 from kvlab.own_extensions import Parts, SectionPart
 
-_FOLDER = "kvlab.extensions.mix"
-
 PARTS = Parts(
-    fields={"data": f"{_FOLDER}.config:MixFields"},
-    problems=f"{_FOLDER}.division:find_problems",
-    members={"sources": {"mix": f"{_FOLDER}.config:SOURCE"}},
-    sections=(SectionPart("mix", "probes", f"{_FOLDER}.section:report_mix"),),
-    losses=(f"{_FOLDER}.losses:divide_losses",),
-    measurement_code=(f"{_FOLDER}.losses",),
+    fields={"data": ".config:MixFields"},
+    problems=".division:find_problems",
+    members={"sources": {"mix": ".config:SOURCE"}},
+    sections=(SectionPart("mix", "probes", ".section:report_mix"),),
+    losses=(".losses:divide_losses",),
+    measurement_code=(".losses",),
 )

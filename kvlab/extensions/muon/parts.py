@@ -2,7 +2,4 @@
 
 from kvlab.own_extensions import Parts
 
-PARTS = Parts(
-    members={"optimizers": {"muon": "kvlab.extensions.muon.entry:MUON"}},
-    training_code=("kvlab.extensions.muon.muon",),
-)
+PARTS = Parts(members={"optimizers": {"muon": ".entry:MUON"}}, training_code=(".muon",))

@@ -2,6 +2,4 @@
 
 from kvlab.own_extensions import Parts
 
-PARTS = Parts(
-    members={"publishers": {"notify": "kvlab.extensions.notify.publisher:NotifyPublisher"}}
-)
+PARTS = Parts(members={"publishers": {"notify": ".publisher:NotifyPublisher"}})

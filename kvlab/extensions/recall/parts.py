@@ -2,14 +2,10 @@
 
 from kvlab.own_extensions import Parts, SectionPart
 
-_FOLDER = "kvlab.extensions.recall"
-
 PARTS = Parts(
-    fields={"data": f"{_FOLDER}.config:RecallFields"},
-    members={
-        "sources": {"recall": f"{_FOLDER}.config:SOURCE"},
-    },
-    sections=(SectionPart("recall", "probes", f"{_FOLDER}.section:report_recall"),),
-    evaluations=(f"{_FOLDER}.accuracy:measure_recall",),
-    measurement_code=(f"{_FOLDER}.accuracy",),
+    fields={"data": ".config:RecallFields"},
+    members={"sources": {"recall": ".config:SOURCE"}},
+    sections=(SectionPart("recall", "probes", ".section:report_recall"),),
+    evaluations=(".accuracy:measure_recall",),
+    measurement_code=(".accuracy",),
 )

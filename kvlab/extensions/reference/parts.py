@@ -2,14 +2,13 @@
 
 from kvlab.own_extensions import CommandPart, Parts
 
-_FOLDER = "kvlab.extensions.reference"
 _METRICS = "list every measurement: unit, how it is taken, where it appears"
 _SCHEMA = "describe every key of the YAML files, or print their JSON Schema"
 
 PARTS = Parts(
-    members={"schemas": {"json_schema": f"{_FOLDER}.key_reference:json_schema"}},
+    members={"schemas": {"json_schema": ".key_reference:json_schema"}},
     commands=(
-        CommandPart("metrics", "init", _METRICS, f"{_FOLDER}.metrics"),
-        CommandPart("schema", "metrics", _SCHEMA, f"{_FOLDER}.schema"),
+        CommandPart("metrics", "init", _METRICS, ".metrics"),
+        CommandPart("schema", "metrics", _SCHEMA, ".schema"),
     ),
 )

@@ -2,6 +2,4 @@
 
 from kvlab.own_extensions import Parts
 
-HADAMARD = "kvlab.extensions.rotation.hadamard"
-
-PARTS = Parts(members={"rotations": {"hadamard": HADAMARD}}, measurement_code=(HADAMARD,))
+PARTS = Parts(members={"rotations": {"hadamard": ".hadamard"}}, measurement_code=(".hadamard",))

@@ -2,16 +2,14 @@
 
 from kvlab.own_extensions import Parts
 
-_FORMS, _VIEWS = "kvlab.extensions.tied_kv.arithmetic", "kvlab.extensions.tied_kv.views"
-
 PARTS = Parts(
     members={
         "kv_forms": {
-            "tied": f"{_FORMS}:TIED",
-            "rotated_tied": f"{_FORMS}:ROTATED_TIED",
-            "grouped_tied": f"{_FORMS}:GROUPED_TIED",
+            "tied": ".arithmetic:TIED",
+            "rotated_tied": ".arithmetic:ROTATED_TIED",
+            "grouped_tied": ".arithmetic:GROUPED_TIED",
         }
     },
-    training_code=(_FORMS, _VIEWS),
-    measurement_code=(_FORMS, _VIEWS),
+    training_code=(".arithmetic", ".views"),
+    measurement_code=(".arithmetic", ".views"),
 )
