@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING
 from kvlab.analysis.effects import Effect
 from kvlab.analysis.statistics import Estimate, estimate
 from kvlab.analysis.trial_rows import Levels
-from kvlab.analysis.verdicts import VERDICTS, judge_family, judge_interval, write_verdict
+from kvlab.analysis.verdicts import judge_family, judge_interval, write_verdict
 from kvlab.store.metrics import METRICS
 
 if TYPE_CHECKING:
@@ -146,12 +146,8 @@ def _name_verdict(study: "Study", comparison: CellComparison) -> str:
         return found.kind
     if study.is_disturbed(metric):
         return "disturbed"
-    better = METRICS[metric].better
-    name = judge_interval(found.low, found.high, better, study.decide.margin)
-    if not VERDICTS[name].concludes or not study.count_wrong(cells):
-        return name
-    unbounded = judge_interval(found.low, found.high, better, None)
-    return "unbounded" if unbounded == "within noise" else unbounded
+    better, margin = METRICS[metric].better, study.decide.margin
+    return judge_interval(found.low, found.high, better, margin, study.count_wrong(cells))
 
 
 def _with_effect(comparison: CellComparison, effect: Effect) -> CellComparison:

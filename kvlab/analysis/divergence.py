@@ -18,12 +18,11 @@ losses near zero differ by factors that say nothing.
 
 import statistics
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from kvlab.analysis.matched_pairs import Cells, Corners, name_trainings
 from kvlab.analysis.statistics import sign_flip_test
-from kvlab.analysis.trial_rows import Levels
 
 MOST_DEVIATIONS = 6.0
 
@@ -69,7 +68,8 @@ def count_divergence(cells: Cells, settings: Iterable[Corners]) -> Divergence | 
 
     McNemar's test for pairs that come in clusters: what shares a seed shares its batches, so the
     seed is the unit, and the sign of each seed's net count is flipped (`sign_flip_test`). With n
-    seeds its p-value is never below 2**(1 - n). An interaction has a pair of trials on either side.
+    seeds its p-value is never below 2**(1 - n). An interaction has two trials on either side and a
+    contrast many, of which those that one side has more count.
     """
     level = partner = both = pairs = 0
     net: Counter[int] = Counter()
@@ -77,29 +77,16 @@ def count_divergence(cells: Cells, settings: Iterable[Corners]) -> Divergence | 
         for seed in cells[corners[0][1]]:
             rows = [(sign, cells[levels].get(seed)) for sign, levels in corners]
             states = [(sign, row.status if row is not None else "missing") for sign, row in rows]
-            above, below = (1, "diverged") in states, (-1, "diverged") in states
+            above = sum(state == "diverged" for sign, state in states if sign > 0)
+            below = sum(state == "diverged" for sign, state in states if sign < 0)
             pairs += all(state in ("done", "diverged") for _, state in states)
-            level += above and not below
-            partner += below and not above
-            both += above and below
+            level += max(0, above - below)
+            partner += max(0, below - above)
+            both += min(above, below)
             net[seed] += above - below
     if not level + partner + both:
         return None
     return Divergence(level, partner, both, pairs, sign_flip_test(net.values()))
-
-
-def count_contrast_divergence(cells: Cells, weights: Mapping[Levels, float]) -> Divergence | None:
-    """Count the trials that diverged on either side of a contrast, which has no pairs."""
-    above: Counter[int] = Counter()
-    below: Counter[int] = Counter()
-    for levels, weight in weights.items():
-        for seed, row in cells[levels].items():
-            (above if weight > 0 else below)[seed] += row.status == "diverged"
-    if not above.total() + below.total():
-        return None
-    net = [above[seed] - below[seed] for seed in above.keys() | below.keys()]
-    trials = sum(len(cells[levels]) for levels in weights)
-    return Divergence(above.total(), below.total(), 0, trials, sign_flip_test(net))
 
 
 def find_wrong_trainings(

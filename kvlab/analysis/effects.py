@@ -21,7 +21,7 @@ from statistics import fmean
 from kvlab.analysis import matched_pairs as pairs
 from kvlab.analysis import statistics as stats
 from kvlab.analysis import verdicts
-from kvlab.analysis.divergence import Divergence, count_contrast_divergence, count_divergence
+from kvlab.analysis.divergence import Divergence, count_divergence
 from kvlab.analysis.estimand import Estimand
 from kvlab.analysis.matched_pairs import Cells, Change, Corners, Factors
 from kvlab.analysis.standard_errors import StandardError, pool_errors
@@ -175,12 +175,7 @@ class Effect:
         if not self.is_claimed or self.is_awaited:
             return "awaited" if self.is_awaited else "unclaimed"
         better = METRICS[self.metric].better if len(self.change) == 1 else "neither"
-        margin = None if self.went_wrong else self.margin
-        name = verdicts.judge_interval(self.low, self.high, better, margin)
-        if margin != self.margin and name == "within noise":
-            bounded = verdicts.judge_interval(self.low, self.high, better, self.margin)
-            return "unbounded" if verdicts.VERDICTS[bounded].concludes else "undecided"
-        return name
+        return verdicts.judge_interval(self.low, self.high, better, self.margin, self.went_wrong)
 
     @property
     def verdict(self) -> str:
@@ -248,11 +243,13 @@ def estimate_changes(
             is_served = len(change) > 1 and any(map(estimand.changes_serving_alone, zip(change)))
             if contrast is None and not is_served:
                 contrast = pairs.find_contrast(list(cells), factors, change)
-        effects.append(
-            estimate_matched(cells, factors, change, metric, matched)
-            if contrast is None
-            else _estimate_contrast(cells, change, metric, contrast)
-        )
+        if contrast is None:
+            effects.append(estimate_matched(cells, factors, change, metric, matched))
+            continue
+        corners = tuple((weight, levels) for levels, weight in contrast.weights.items())
+        one = estimate_matched(cells, factors, change, metric, [corners])
+        one = replace(one, aliases=contrast.aliases, is_contrast=True)
+        effects.append(replace(one, by_setting=(), limits=()))
     return effects
 
 
@@ -340,10 +337,11 @@ def estimate_matched(
     seeds = tuple(sorted(group_means[0])) if group_means else ()
     by_seed = tuple((seed, fmean(one[seed] for one in group_means)) for seed in seeds)
     least = _find_item_error(cells, weights, metric, dict(by_seed))
+    means, in_steps = [value for _, value in by_seed], METRICS[metric].is_share
     return Effect(
         metric,
         change,
-        _estimate_over_seeds([value for _, value in by_seed], scale, metric, least),
+        stats.estimate(means, scale, in_steps=in_steps, least_error=least) if means else None,
         pairs_used=sum(len(setting.differences) for setting in used),
         pairs_designed=sum(len(_shared_seeds(cells, corners)) for corners in matched),
         groups=len(groups),
@@ -370,16 +368,6 @@ def is_learned(metric: str) -> bool:
     return METRICS[metric].unit in _LEARNED_UNITS
 
 
-def _estimate_over_seeds(
-    by_seed: list[float], scale: float, metric: str, least_error: float
-) -> stats.Estimate | None:
-    if not by_seed:
-        return None
-    return stats.estimate(
-        by_seed, scale, in_steps=METRICS[metric].is_share, least_error=least_error
-    )
-
-
 def _find_item_error(
     cells: Cells, weights: Mapping[Levels, float], metric: str, by_seed: Mapping[int, float]
 ) -> float:
@@ -402,37 +390,3 @@ def _find_item_error(
         own = [stats.share_variance(one[metric], one[counted]) for one in rows if counted in one]
         variance += weight * weight * fmean(own) / len(by_seed) if own else 0.0
     return math.sqrt(variance)
-
-
-def _estimate_contrast(
-    cells: Cells, change: Change, metric: str, contrast: pairs.Contrast
-) -> Effect:
-    """Estimate one weighted sum of cells per seed, over the seeds that all its cells have."""
-    by_cell = [(weight, cells[levels]) for levels, weight in contrast.weights.items()]
-    designed_seeds = set.intersection(*(set(by_seed) for _, by_seed in by_cell))
-    sums: dict[int, float] = {}
-    scale = 0.0
-    for seed in sorted(designed_seeds):
-        rows = [(weight, by_seed[seed]) for weight, by_seed in by_cell]
-        if all(row.is_done and metric in row.measurements for _, row in rows):
-            values = [weight * row.measurements[metric] for weight, row in rows]
-            sums[seed] = math.fsum(values)
-            scale = max(scale, math.fsum(map(abs, values)))
-    least = _find_item_error(cells, contrast.weights, metric, sums)
-    return Effect(
-        metric,
-        change,
-        _estimate_over_seeds(list(sums.values()), scale, metric, least),
-        pairs_used=len(sums),
-        pairs_designed=len(designed_seeds),
-        groups=1 if sums else 0,
-        seeds=tuple(sums),
-        by_seed=tuple(sums.items()),
-        weights=dict(contrast.weights),
-        divergence=(
-            count_contrast_divergence(cells, contrast.weights) if is_learned(metric) else None
-        ),
-        aliases=contrast.aliases,
-        is_contrast=True,
-        least_error=least,
-    )

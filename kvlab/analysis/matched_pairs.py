@@ -118,8 +118,9 @@ def _coefficient_share(term: Change, change: Change) -> float:
 # Matched pairs
 
 Cells = Mapping[Levels, Mapping[int, TrialRow]]
-Corners = tuple[tuple[int, Levels], ...]
-"""The signed cells of a comparison in one setting: two for a level, four for an interaction."""
+Corners = tuple[tuple[float, Levels], ...]
+"""The weighted cells of a comparison in one setting: two for a level, four for an interaction, with
+weights of 1 and -1; all cells of a contrast."""
 
 
 def find_matched_corners(cells: Cells, factors: Factors, change: Change) -> Iterator[Corners]:

@@ -2,7 +2,7 @@
 
 Cells are ranked by the baseline's mean plus their paired difference from it, over the seeds that
 both have: means over unequal seeds would rank the seeds. A cell that shares no seed with the
-baseline is compared with the ranked cell that shares most seeds with it.
+baseline has no rank.
 
 The standard error of a difference is that of the effects: the larger of its own and the one pooled
 over the differences of all cells from the baseline (`kvlab.analysis.standard_errors`). Cells that
@@ -14,7 +14,7 @@ among those that are left, which bounds what a choice among them can lose.
 """
 
 import math
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from functools import cache, cached_property
 
@@ -100,27 +100,10 @@ class Ranking:
             return {}
         anchor = self._anchor
         own = self._losses[anchor].values()
-        losses = {anchor: math.fsum(own) / len(own)}
-        waiting = [levels for levels in self.cells if levels != anchor]
-        while waiting:
-            links = {one: self._closest(one, list(losses)) for one in waiting}
-            reached = {
-                one: losses[other] + found.value
-                for one, other in links.items()
-                if (found := self._compare(one, other)) is not None
-            }
-            if not reached:
-                break  # no seed in common with any ranked cell: no rank
-            losses |= reached
-            waiting = [one for one in waiting if one not in reached]
+        mean = math.fsum(own) / len(own)
+        found = {one: self._compare(one, anchor) for one in self.cells if one != anchor}
+        losses = {anchor: mean} | {one: mean + d.value for one, d in found.items() if d is not None}
         return {levels: self._sign * losses[levels] for levels in self.cells if levels in losses}
-
-    def _closest(self, one: Levels, ranked: Sequence[Levels]) -> Levels:
-        """Return the anchor if it shares a seed, else the ranked cell that shares most seeds."""
-        if self._shared_seeds(one, ranked[0]):
-            return ranked[0]
-        in_order = (levels for levels in self.cells if levels in ranked)
-        return max(in_order, key=lambda levels: len(self._shared_seeds(one, levels)))
 
     def best_first(self, cells: Iterable[Levels]) -> list[Levels]:
         """Sort cells that have a mean, the best first; ties in the order of the design."""

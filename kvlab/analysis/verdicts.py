@@ -118,7 +118,11 @@ def judge_family(
 
 
 def judge_interval(
-    low: float, high: float, better: Literal["lower", "higher", "neither"], margin: float | None
+    low: float,
+    high: float,
+    better: Literal["lower", "higher", "neither"],
+    margin: float | None,
+    went_wrong: int = 0,
 ) -> str:
     """Return the name of the verdict on a difference.
 
@@ -127,7 +131,13 @@ def judge_interval(
         high: Upper end; a difference is claimed up to 0.
         better: The direction of the metric; ``neither`` also for interactions.
         margin: A cost that does not matter; None without one.
+        went_wrong: Trainings in it that went wrong, beside which no cost is bounded.
     """
+    if went_wrong and margin is not None:
+        name = judge_interval(low, high, better, None)
+        bounded = judge_interval(low, high, better, margin)
+        is_bounded = name == "within noise" and VERDICTS[bounded].concludes
+        return "unbounded" if is_bounded else "undecided" if name == "within noise" else name
     if better == "neither":
         if low >= 0 or high <= 0:
             return "higher" if low >= 0 else "lower"

@@ -102,8 +102,6 @@ class Session:
     on_turn: Callable[[str], None] = lambda _note: None
     on_notice: Callable[[str], None] = lambda _text: None
     remeasure_peaks: bool = False
-    largest_batches: dict[str, int] = field(default_factory=dict)
-    """Variant -> largest batch that fits, where a measure has found it."""
 
     activity: str = ""
     """What is being measured, for progress notes and out-of-memory errors."""

@@ -267,7 +267,7 @@ def measure_positions(
         text, scorings = spread_windows(validation, count, length), list_scorings(experiment)
         part = start_part("loss by position", text.target_count * len(scorings))
         for suffix, serving in scorings.items():
-            nats = losses.position_losses(model, text, serving, part)
+            nats = losses.target_losses(model, text, serving, part).mean(0)
             block_size = model.config.block_size
             measurements |= losses.position_measurements(nats, block_size, suffix)
     return measurements

@@ -22,7 +22,14 @@ from torch import Tensor
 
 from kvlab.cache import KVCache, make_rounding
 from kvlab.cache.uncached_passes import PADDING, SHARED_PREFIX, TreePass
-from kvlab.evaluate.forward_passes import SILENT, Arrays, Part, decode_rows, pass_rows
+from kvlab.evaluate.forward_passes import (
+    SILENT,
+    Arrays,
+    Part,
+    decode_rows,
+    join_arrays,
+    pass_rows,
+)
 from kvlab.model import GPT
 from kvlab.model.generate import Decoder, GraphDecoder, StaticDecoder, last_token_indices
 from kvlab.model.kernels.malloc import keep_freed_memory
@@ -61,8 +68,8 @@ class ContinuationScore(NamedTuple):
     is_greedy: bool
 
 
-Scored = tuple[int, int, ContinuationScore]
-"""The number of a group, the number of its ending and the score."""
+Place = tuple[int, int]
+"""The number of a group, and the number of its ending."""
 
 
 def fit_to_block(context: list[int], ending: list[int], block_size: int) -> Pair:
@@ -119,25 +126,16 @@ def score_continuations(
     else:
         batches = _score_served(model, groups, serving, part)
     for done in batches:
-        for group, ending, *values in zip(*(done[name].tolist() for name in _COLUMNS), strict=True):
+        columns = (done[name].tolist() for name in ("group", "ending", "nats", "is_greedy"))
+        for group, ending, *values in zip(*columns, strict=True):
             scores[group][ending] = ContinuationScore(*values)
     return scores
 
 
-_COLUMNS = {"group": np.int64, "ending": np.int64, "nats": np.float64, "is_greedy": np.bool_}
-"""Arrays of the endings of a batch: the number of its context, its own, and its score."""
-
-
-def _to_arrays(scored: Sequence[Scored]) -> Arrays:
-    columns = zip(*((group, ending, *score) for group, ending, score in scored), strict=True)
-    pairs = zip(_COLUMNS.items(), columns, strict=True)
-    return {name: np.array(column, dtype) for (name, dtype), column in pairs}
-
-
 def _sum_scores(
-    model: GPT, hidden_states: Tensor, endings: Sequence[Sequence[int]]
-) -> list[ContinuationScore]:
-    """Return one score per ending.
+    model: GPT, hidden_states: Tensor, endings: Sequence[Sequence[int]], places: Sequence[Place]
+) -> Arrays:
+    """Return ``nats`` and ``is_greedy`` of each ending beside its place, ``group`` and ``ending``.
 
     Args:
         hidden_states: (P, E), the residual stream that predicts the endings' tokens, concatenated.
@@ -148,10 +146,10 @@ def _sum_scores(
     sums = torch.zeros(2, len(endings), dtype=torch.float64)
     owner = torch.repeat_interleave(torch.arange(len(endings)), counts)
     sums.index_add_(1, owner, torch.stack([losses.double(), hits.double()]).cpu())
-    return [
-        ContinuationScore(nats, hit == count)
-        for nats, hit, count in zip(*sums.tolist(), counts.tolist(), strict=True)
-    ]
+    nats, n_hits = sums.numpy()
+    groups, numbers = np.array(places, np.int64).T
+    is_greedy = n_hits == counts.numpy()
+    return {"group": groups, "ending": numbers, "nats": nats, "is_greedy": is_greedy}
 
 
 # One-shot
@@ -179,8 +177,8 @@ def _score_one_shot(model: GPT, groups: Sequence[Continuations], part: Part) -> 
 
     def compute(batch: Sequence[_PackedRow]) -> Arrays:
         scored = _score_pass(model, groups, batch)
-        part.advance(len(scored))
-        return _to_arrays(scored)
+        part.advance(len(scored["nats"]))
+        return scored
 
     return part.keep(compute, _split_passes(model, rows))
 
@@ -215,9 +213,7 @@ def _split_passes(model: GPT, rows: Sequence[_PackedRow]) -> Iterator[Sequence[_
         yield rows[start:end]
 
 
-def _score_pass(
-    model: GPT, groups: Sequence[Continuations], rows: Sequence[_PackedRow]
-) -> list[Scored]:
+def _score_pass(model: GPT, groups: Sequence[Continuations], rows: Sequence[_PackedRow]) -> Arrays:
     length = max(row.length for row in rows)
     tokens, positions, branches = (
         torch.full((len(rows), length), fill) for fill in (0, 0, PADDING)
@@ -255,8 +251,9 @@ def _score_pass(
             make_rounding(model.trained_kv),
         )
         states = model.run_pass(tokens, tree, predicted)
-    scores = iter(_sum_scores(model, states, targets))
-    return [(row.group, i, next(scores)) for row in rows for i in row.endings]
+    return _sum_scores(
+        model, states, targets, [(row.group, i) for row in rows for i in row.endings]
+    )
 
 
 # Through the serving cache
@@ -277,7 +274,7 @@ def _score_served(
             step = _RowsStep(model)
 
     def compute(batch: Sequence[int]) -> Arrays:
-        return _to_arrays(_score_batch(model, groups, batch, serving, size, step, part))
+        return _score_batch(model, groups, batch, serving, size, step, part)
 
     return part.keep(compute, _split_batches(model, groups, serving, size))
 
@@ -342,7 +339,7 @@ def _score_batch(
     size: tuple[int, int] | None,
     step: _RowsStep | None,
     part: Part,
-) -> list[Scored]:
+) -> Arrays:
     """Score the endings of the groups ``batch``, those of similar length together.
 
     Args:
@@ -357,7 +354,7 @@ def _score_batch(
     )
     rows = [(row, n) for row, i in enumerate(batch) for n in range(len(groups[i].endings))]
     rows.sort(key=lambda pair: len(groups[batch[pair[0]]].endings[pair[1]]))
-    scored: list[Scored] = []
+    scored: list[Arrays] = []
     for start in range(0, len(rows), count):
         real = rows[start : start + count]
         # the scores of padding are dropped
@@ -366,11 +363,11 @@ def _score_batch(
         cache_rows = torch.tensor([row for row, _ in some], device=model.device)
         context = cache.select_rows(cache_rows)
         own_step = step or _RowsStep(model)
-        scores = _decode_endings(model, last[cache_rows], context, endings, own_step, part)
+        states = _decode_endings(model, last[cache_rows], context, endings, own_step, part)
         part.advance(len(real))
-        found = zip(real, scores[: len(real)], strict=True)
-        scored += [(batch[row], n, score) for (row, n), score in found]
-    return scored
+        found = _sum_scores(model, states, endings, [(batch[row], n) for row, n in some])
+        scored.append({name: column[: len(real)] for name, column in found.items()})
+    return join_arrays(scored)
 
 
 def _decode_endings(
@@ -380,8 +377,8 @@ def _decode_endings(
     endings: Sequence[Sequence[int]],
     rows_step: _RowsStep,
     part: Part,
-) -> list[ContinuationScore]:
-    """Return the scores of R endings whose contexts are in ``cache``.
+) -> Tensor:
+    """Return what predicts the P tokens of R endings whose contexts are in ``cache``, (P, E).
 
     The last token of an ending is never fed.
 
@@ -403,7 +400,7 @@ def _decode_endings(
         states.append(state.clone())
         part.advance(0)
     is_real = torch.arange(count, device=model.device) < lengths[:, None]
-    return _sum_scores(model, torch.stack(states, 1)[is_real], endings)
+    return torch.stack(states, 1)[is_real]
 
 
 def _pad_rows(model: GPT, rows: Sequence[Sequence[int]]) -> tuple[Tensor, Tensor]:

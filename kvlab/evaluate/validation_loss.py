@@ -16,7 +16,7 @@ Shapes: B rows, T tokens of a window, W windows, N tokens, E n_embd, V vocab_siz
 """
 
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -50,54 +50,31 @@ POSITION_PARTS = 8
 def target_losses(
     model: GPT, text: ScoredText, serving: ServingConfig | None, part: Part = SILENT
 ) -> Floats:
-    """Return the nats of each target (windows, block_size).
+    """Return the nats of each target (windows, block_size), in float64.
 
     Args:
         serving: feed each token alone through this cache. None: one-shot.
     """
-    batches = _batch_losses(model, text, serving, part, lambda losses: losses)
-    return join_arrays(batches)["nats"]
-
-
-@torch.inference_mode()
-def position_losses(
-    model: GPT, text: ScoredText, serving: ServingConfig | None, part: Part = SILENT
-) -> Floats:
-    """Return the mean nats (block_size,) of the token that follows each position.
-
-    A mean over positions hides where a window or a trained length ends.
-
-    Args:
-        serving: feed each token alone through this cache. None: one-shot.
-    """
-    batches = _batch_losses(model, text, serving, part, lambda losses: losses.sum(0))
-    return np.asarray(sum(done["nats"] for done in batches) / len(text))
-
-
-def _batch_losses(
-    model: GPT,
-    text: ScoredText,
-    serving: ServingConfig | None,
-    part: Part,
-    reduce: Callable[[Tensor], Tensor],
-) -> Iterator[Arrays]:
-    """Yield ``reduce`` of the losses (B, T) in float64 of successive windows."""
 
     def compute(batch: tuple[Tokens, Tokens]) -> Arrays:
         inputs, targets = (torch.from_numpy(tokens).to(model.device) for tokens in batch)
         states = hidden_states(model, inputs, serving, part, text.document_start)
         losses = token_losses(states, model.lm_head.weight, targets).double()
         part.advance(inputs.numel())
-        return {"nats": _to_numpy(reduce(losses))}
+        return {"nats": _to_numpy(losses)}
 
-    return part.keep(compute, text.iter_batches(batch_rows(model, text.block_size, serving)))
+    batches = text.iter_batches(batch_rows(model, text.block_size, serving))
+    return join_arrays(part.keep(compute, batches))["nats"]
 
 
 def position_measurements(losses: Floats, block_size: int, suffix: str) -> dict[str, float]:
     """Return means by the names of `kvlab.store.metrics`.
 
     They are over eight equal parts of the trained length, in order, and over all positions
-    beyond it if there are any.
+    beyond it if there are any. A mean over positions hides where a window or a trained length ends.
+
+    Args:
+        losses: nats of the token that follows each position, (positions,).
     """
     parts = np.array_split(losses[:block_size], POSITION_PARTS)
     means = {f"loss_part{i + 1}{suffix}": float(p.mean()) for i, p in enumerate(parts) if len(p)}

@@ -104,17 +104,28 @@ def _curve_point(curve: Curve, line: Mapping[str, Any], keys: Mapping[str, str])
     return doc.Point(line[curve.field], value, tuple(tip), key, y_range=y_range)
 
 
+Step = tuple[str, int, int]
+"""The variant, the batch and the context of a decode step."""
+
+
+def group_steps(lines: Lines) -> dict[Step, dict[str, Mapping[str, Any]]]:
+    """Return the lines of every decode step of the roofline, by their metric."""
+    steps: dict[Step, dict[str, Mapping[str, Any]]] = {}
+    for line in lines:
+        if line["part"] == "roofline" and line.get("batch_size"):
+            step = (line["variant"], line["batch_size"], line["context_length"])
+            steps.setdefault(step, {})[line["metric"]] = line
+    return steps
+
+
 def roofline_figure(lines: Lines, keys: Mapping[str, str]) -> doc.Figure | None:
     """Plot measured against predicted step times; on the dashed line they are equal."""
-    steps: dict[tuple[Any, ...], dict[str, float]] = {}
-    for line in lines:
-        if line["metric"] in ("step_predicted", "step_measured"):
-            step = (line["variant"], line.get("batch_size"), line.get("context_length"))
-            steps.setdefault(step, {})[line["metric"]] = line["value"] * 1000
     by_variant: dict[str, list[doc.Point]] = {}
-    for (variant, batch, context), times in steps.items():
-        if len(times) == 2:
-            predicted, measured = times["step_predicted"], times["step_measured"]
+    for (variant, batch, context), found in group_steps(lines).items():
+        if {"step_predicted", "step_measured"} <= found.keys():
+            predicted, measured = (
+                found[metric]["value"] * 1000 for metric in ("step_predicted", "step_measured")
+            )
             text = f"predicted {format_significant(predicted)} ms"
             text += f", measured {format_significant(measured)} ms"
             tip = (variant, f"batch {batch}, context {context}", text)

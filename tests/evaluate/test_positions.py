@@ -9,7 +9,7 @@ import torch.nn.functional as F
 
 from kvlab.data.batches import spread_windows
 from kvlab.evaluate.evaluation import measure_positions
-from kvlab.evaluate.validation_loss import position_losses, position_measurements
+from kvlab.evaluate.validation_loss import position_measurements, target_losses
 from kvlab.model import GPT
 from kvlab.spec import ModelConfig
 from kvlab.store.metrics import METRICS
@@ -23,7 +23,7 @@ TEXT = np.random.default_rng(5).integers(0, 256, 2000).astype(np.uint16)
 def test_loss_by_position_is_the_loss_of_each_place():
     model = random_model(ModelConfig(**SHAPE, position="rope"), dtype=torch.float32).eval()
     scored = spread_windows(TEXT, 130, 64)
-    losses = position_losses(model, scored, None)
+    losses = target_losses(model, scored, None).mean(0)
     rows = np.stack([TEXT[start : start + 65] for start in scored.starts]).astype(np.int64)
     text = torch.from_numpy(rows)
     logits = model(text[:, :-1]).detach()

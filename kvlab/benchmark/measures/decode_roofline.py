@@ -6,7 +6,7 @@ from typing import Any
 from kvlab.benchmark.interleaving import InterleavedTimings
 from kvlab.benchmark.measurement import Measurement, TableLayout
 from kvlab.benchmark.session import Session, Variant
-from kvlab.layout.roofline_model import decode_step_cost, find_break_even
+from kvlab.layout.roofline_model import decode_step_cost
 
 TABLES = (
     TableLayout("ceilings", {}, {
@@ -19,9 +19,6 @@ TABLES = (
         "step_kv_read_bytes": "K/V read", "step_kv_written_bytes": "written",
         "step_predicted": "predicted", "step_measured": "measured", "mbu": "MBU", "mfu": "MFU",
     }, ("mbu", "mfu")),
-    TableLayout("where a layout saves a tenth of the first's step", {}, {
-        "break_even_context": "context, batch 1", "break_even_batch": "batch, block size",
-    }),
 )  # fmt: skip
 
 FASTER_THAN_PEAKS = (
@@ -35,7 +32,7 @@ MIN_PRODUCT_SHARE = 0.7
 
 
 def measure(session: Session) -> Iterator[Measurement]:
-    """Yield the peaks, each step's cost and times, and where a variant breaks even.
+    """Yield the peaks, and each step's cost and times.
 
     The steps are those that latency (by prompt) and throughput (by batch) time.
     """
@@ -48,8 +45,6 @@ def measure(session: Session) -> Iterator[Measurement]:
     for (batch, length), timings in timed.items():
         for variant in session.variants:
             yield from _step_lines(session, variant, batch, length, timings)
-    for variant in session.variants[1:]:
-        yield from _break_even_lines(session, variant)
 
 
 def _peak_lines(session: Session, variant: Variant) -> Iterator[Measurement]:
@@ -100,28 +95,4 @@ def _step_lines(
         yield session.make_line(
             "roofline", metric, variant, value, unit, batch_size=batch, prompt_tokens=length,
             new_tokens=new, context_length=context, cached=True, **fields,
-        )  # fmt: skip
-
-
-def _break_even_lines(session: Session, variant: Variant) -> Iterator[Measurement]:
-    """Yield where a variant's step is a tenth faster than the first one's, by the roofline.
-
-    This is the context at batch 1, and the batch at the block size.
-    """
-    base = session.variants[0]
-    if base.dtype != variant.dtype:
-        return
-    block, peaks = variant.model.config.block_size, session.peaks(variant.dtype)
-    shape, base_shape = ((v.model.config, v.serving) for v in (variant, base))
-    context = find_break_even(shape, base_shape, peaks, batch_size=1)
-    batch = find_break_even(shape, base_shape, peaks, context_length=block)
-    for metric, value, unit, fields in (
-        ("break_even_context", context, "tokens", {"batch_size": 1}),
-        ("break_even_batch", batch, "sequences", {"context_length": block}),
-    ):
-        when = "saves a tenth of the time of a step from here on" if value else (
-            "never saves a tenth of the time of a step")  # fmt: skip
-        yield session.make_line(
-            "roofline", metric, variant, value, unit, against=base.name,
-            note=f"by the roofline, {when}", **fields,
         )  # fmt: skip

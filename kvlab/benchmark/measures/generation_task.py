@@ -24,8 +24,8 @@ TABLES = (
     TableLayout("256 tokens of Moby Dick + 256 sampled", {
         "batch_size": "batch", "cached": "cache",
     }, {
-        "tasks_per_second": "tasks/s", "best_tasks_per_second": "best",
-        "task_ratio": "time of the first's", "step_preparation": "to prepare a step",
+        "tasks_per_second": "tasks/s", "task_ratio": "time of the first's",
+        "step_preparation": "to prepare a step",
     }),
 )  # fmt: skip
 
@@ -41,7 +41,7 @@ MOBY_DICK_URL = "https://www.gutenberg.org/ebooks/2701"
 
 
 def measure(session: Session) -> Iterator[Measurement]:
-    """Yield the rate without a cache at batch 1, with one at every batch size, and the best.
+    """Yield the rate without a cache at batch 1, and with one at every batch size.
 
     Raises:
         DataError: the text cannot be read or is too short.
@@ -66,23 +66,8 @@ def measure(session: Session) -> Iterator[Measurement]:
         return
     texts = {v.name: tokens or read_book(settings.text, v.tokenizer or "") for v in variants}
     yield from _task_lines(session, variants, texts, 1, cached=False)
-    best: dict[str, Measurement] = {}
     for batch in settings.batches:
-        for line in _task_lines(session, variants, texts, batch, cached=True):
-            yield line
-            if line.metric == "tasks_per_second":
-                other = best.get(line.variant, line)
-                best[line.variant] = max(other, line, key=lambda one: one.value or 0.0)
-    batches = settings.batches
-    for line in best.values():
-        note = f"best of the batches {', '.join(map(str, batches))}"
-        if line.batch_size == batches[-1] and len(batches) > 1:
-            note += ", and the largest of them: a larger one may be better"
-        if (fitting := session.largest_batches.get(line.variant)) is not None:
-            lengths = f"{settings.prompt_tokens} + {settings.new_tokens} tokens"
-            note += f"; of {lengths} the largest that fits is {fitting}"
-        note = "; ".join(filter(None, [note, line.note]))
-        yield line.model_copy(update={"metric": "best_tasks_per_second", "note": note})
+        yield from _task_lines(session, variants, texts, batch, cached=True)
 
 
 def _task_lines(

@@ -89,7 +89,6 @@ def _max_batch_lines(
         session.on_turn(f"batch {batch} {'fits' if is_fitting else 'does not fit'}")
 
     largest = find_largest_batch(attempt, by_formula, on_attempt)
-    session.largest_batches[variant.name] = largest
     yield session.make_line(
         "limit", "largest_batch", variant, largest, "sequences", note=source, **fields
     )

@@ -42,8 +42,8 @@ def report_answer(study: Study) -> doc.Section:
         bigram, is_noise = _compare_with_bigrams(study)
         gaps = list[doc.Content]()
         if study.serving_gaps:
-            worst, gap = max(study.serving_gaps.items(), key=lambda item: item[1].value)
-            fields = {"name": study.label(worst), "is_zero": gap.value < GAP_ROUNDING}
+            furthest, gap = max(study.serving_gaps.items(), key=lambda item: abs(item[1].value))
+            fields = {"name": study.label(furthest), "is_zero": abs(gap.value) < GAP_ROUNDING}
             gaps.append(texts.write("largest gap", gap=gap, **fields))
         confidence = _describe_confidence(study)
         findings = [*overview, *_describe_cost(study), *gaps, confidence]

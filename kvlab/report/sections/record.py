@@ -11,7 +11,7 @@ from kvlab.humanize import format_count, format_duration, format_number
 from kvlab.report import document as doc
 from kvlab.report import table_columns as cols
 from kvlab.report import texts
-from kvlab.report.formatting import format_fixed, format_metric, format_p_value
+from kvlab.report.formatting import format_fixed, format_p_value
 from kvlab.report.record_warnings import count_values, list_warnings
 
 MAX_ERROR_LENGTH = 600
@@ -59,40 +59,20 @@ def _format_spent(compute: Compute) -> str:
 
 
 def report_failures(study: Study) -> doc.Section:
-    """Report trials that failed, were pruned, are missing or took several attempts."""
+    """Report trials that failed, are missing or took several attempts."""
     failed = [row for row in study.rows if row.status in ("failed", "diverged", "damaged")]
     missing = [row for row in study.rows if row.status == "missing"]
-    pruned = [row for row in study.rows if row.status == "pruned"]
     n_retried = 0
     for row in study.done_rows:
         record = row.record["provenance"]  # pauses at a rung of a search are no failures
         n_retried += int(record.get("attempts", 1)) - int(record.get("pauses", 0)) > 1
     cells = {row.levels for row in missing}
-    fields = {"failed": failed, "missing": missing, "cells": cells, "pruned": pruned}
-    note = texts.write("failures", n_retried=n_retried, **fields)
-    tables = []
+    fields = {"failed": failed, "missing": missing, "cells": cells, "n_retried": n_retried}
+    contents: list[doc.Content] = [texts.write("failures", **fields)]
     if failed:
         rows = [(_failed_entries(study, r), study.cell_key(r.levels)) for r in failed]
-        tables.append(doc.make_table("failures", "Trials without measurements.", rows))
-    if pruned:
-        muted = ((_pruned_entries(study, r), study.cell_key(r.levels), True) for r in pruned)
-        tables.append(doc.make_table("pruned", "Trials that the search pruned.", muted))
-    return doc.Section("Failures and retries", (note, *tables), is_appendix=True)
-
-
-def _trial_entries(study: Study, row: TrialRow) -> doc.Entries:
-    yield "cell", study.label(row.levels)
-    yield "seed", row.seed
-    yield "trial", doc.Cell(row.trial, row.trial, code=True)
-
-
-def _pruned_entries(study: Study, row: TrialRow) -> doc.Entries:
-    record = row.record["pruned"]
-    yield from _trial_entries(study, row)
-    yield "steps", record["step"]
-    yield "of", record["steps"]
-    loss = doc.cell(format_metric("loss", record["loss"]), record["loss"])
-    yield "validation loss there (nats/token)", loss
+        contents.append(doc.make_table("failures", "Trials without measurements.", rows))
+    return doc.Section("Failures and retries", tuple(contents), is_appendix=True)
 
 
 def _failed_entries(study: Study, row: TrialRow) -> doc.Entries:
@@ -104,7 +84,9 @@ def _failed_entries(study: Study, row: TrialRow) -> doc.Entries:
         shown_error = full_error[:MAX_ERROR_LENGTH] + "\N{HORIZONTAL ELLIPSIS}"
     attempts = (row.record.get("provenance") or {}).get("attempts")
     trace = str(error.get("traceback") or "")
-    yield from _trial_entries(study, row)
+    yield "cell", study.label(row.levels)
+    yield "seed", row.seed
+    yield "trial", doc.Cell(row.trial, row.trial, code=True)
     yield "status", doc.cell(row.status, tone="bad")
     yield "class", str(error.get("class") or "")
     yield "error", doc.Cell(shown_error, full_error, code=bool(shown_error))

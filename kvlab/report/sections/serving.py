@@ -28,7 +28,7 @@ def report_serving_gap(study: Study) -> doc.Section | None:
     if not gaps:
         return None
     with_gap = [levels for levels in gaps if abs(gaps[levels]) >= GAP_ROUNDING]
-    largest = max(gaps, key=lambda levels: study.serving_gaps[levels].value)
+    largest = max(gaps, key=lambda levels: abs(study.serving_gaps[levels].value))
     fields = {
         "n": len(gaps),
         "n_beyond": len(with_gap),

@@ -162,12 +162,8 @@ def report_roofline(study: Study) -> doc.Section | None:
     figure = bench.roofline_figure(lines, keys)
     if figure is None:
         return None
-    steps: dict[tuple[str, int, int], dict[str, dict[str, Any]]] = {}
-    for line in lines:
-        if line["part"] == "roofline" and line.get("batch_size"):
-            step = (line["variant"], line["batch_size"], line["context_length"])
-            steps.setdefault(step, {})[line["metric"]] = line
-    rows = ((_step_entries(*step, found), keys.get(step[0], "")) for step, found in steps.items())
+    steps = bench.group_steps(lines).items()
+    rows = ((_step_entries(*step, found), keys.get(step[0], "")) for step, found in steps)
     names = ("bandwidth", "product_bandwidth", "matrix_rate")
     peaks = {line["metric"]: line for line in reversed(lines) if line["metric"] in names}
     rates = {metric: fmt.format_significant(line["value"] / 1e9) for metric, line in peaks.items()}
