@@ -158,7 +158,7 @@ def test_only_where_passes_matter_does_reuse_change_a_reply(load):
     changes = {}
     for name in LAYOUTS:
         session = make_session([name])
-        turns = list(serve_both_ways(session, session.variants[0], CONFIG, load.select_first(3)))
+        turns = list(serve_both_ways(session, session.variants[0], CONFIG, load.select_first(2)))
         assert any(turn.hit for turn in turns)
         changes[name] = max(abs(value) for turn in turns for value in turn.changes)
     assert changes.pop("overwrite") > 0.01

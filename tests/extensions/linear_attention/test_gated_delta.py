@@ -23,7 +23,7 @@ from tests.support import tiny_training
 from tests.support.extensions import needs
 from tests.support.random_model import random_model
 
-CASES = 60
+CASES = 24
 
 
 class TestGatedDelta(MixerContract):
