@@ -218,26 +218,8 @@ def translate_errors(uri: str) -> Iterator[None]:
         if is_foreign and not isinstance(error, OSError | ImportError):
             raise
         reason = re.sub(r"://[^/\s@]*@", "://", " ".join(str(error).split()))  # passwords
-        raise TrackingError(f"MLflow at {redact_uri(uri)}: {_explain(reason, uri)}") from error
-
-
-def _explain(reason: str, uri: str) -> str:
-    """Return MLflow's or SQLite's message as what is wrong and the way out, in one line."""
-    if match := _OTHER_SCHEMA.search(reason):
-        text = f"the database is of another MLflow version (schema {match['found']}, this one"
-        text += f" needs {match['expected']}); `mlflow db upgrade {redact_uri(uri)}` upgrades an"
-        return f"{text} older one, and `kvlab sync --rebuild` makes the store's runs again"
-    if "readonly database" in reason or "read-only" in reason:
-        return "it cannot be written; check its permissions, then `kvlab sync` catches up"
-    if "database is locked" in reason:
-        return "another process is writing; `kvlab sync` catches up when it has ended"
-    reason = reason if len(reason) <= 300 else reason[:300] + "..."
-    return f"{reason}; {_hint(uri)}"
-
-
-_OTHER_SCHEMA = re.compile(
-    r"database schema \(found version (?P<found>\w+), but expected (?P<expected>\w+)\)"
-)
+        reason = reason if len(reason) <= 300 else f"{reason[:300]}..."
+        raise TrackingError(f"MLflow at {redact_uri(uri)}: {reason}; {_hint(uri)}") from error
 
 
 def redact_uri(uri: str) -> str:
@@ -250,7 +232,8 @@ def _hint(uri: str) -> str:
     if is_server(uri):
         return "start it or name another with --tracking-uri; `kvlab sync` catches up"
     if uri.startswith("sqlite:"):
-        return "if it is damaged, `kvlab sync --rebuild` makes it again from the record"
+        text = "`kvlab sync` catches up; where the database is damaged, or of another version of"
+        return f"{text} MLflow, `kvlab sync --rebuild` makes it again from the record"
     return "use sqlite:///PATH, another database, or the http:// address of a server"
 
 

@@ -62,8 +62,7 @@ def test_a_database_of_another_version_is_named_with_the_way_out(tmp_path, mlflo
     shutil.copyfile(mlflow_template(), path)
     with sqlite3.connect(path) as database:
         database.execute("update alembic_version set version_num = '451aebb31d03'")
-    expected = rf"\(schema 451aebb31d03, .* `mlflow db upgrade sqlite:///{path}` .*--rebuild"
-    with pytest.raises(TrackingError, match=expected):
+    with pytest.raises(TrackingError, match="found version 451aebb31d03.*sync --rebuild"):
         Tracker(tmp_path)
 
 
@@ -72,7 +71,7 @@ def test_a_database_that_cannot_be_written_is_said_so(tmp_path, mlflow_template,
     Record(factors={"heads": ("mha",)}, seeds=(0,)).write(tmp_path)
     shutil.copyfile(mlflow_template(), tmp_path / "other.db")
     tracker = Tracker(tmp_path, f"sqlite:///file:{tmp_path}/other.db?mode=ro&uri=true")
-    with pytest.raises(TrackingError, match="it cannot be written; check its permissions"):
+    with pytest.raises(TrackingError, match="readonly database.*`kvlab sync` catches up"):
         tracker.mirror("made")
 
 
