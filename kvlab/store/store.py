@@ -52,7 +52,6 @@ class Store(TrialRecords):
             hint = "`kvlab copy --from` unpacks the record of a sweep into one"
             raise StoreError(f"{text}; name another with --store, or {hint}")
         self._ends = {}
-        self._points: dict[str, SearchPoints] = {}
 
     # Trainings
 
@@ -195,7 +194,7 @@ class Store(TrialRecords):
 
     def search_points(self, name: str) -> SearchPoints:
         """Return the suggestions of a search."""
-        return self._points.setdefault(name, SearchPoints(self.sweep_directory(name)))
+        return SearchPoints(self.sweep_directory(name))
 
     def write_sweep(self, description: dict[str, Any]) -> None:
         path = self.sweep_directory(description["name"]) / "sweep.json"

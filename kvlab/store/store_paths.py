@@ -125,7 +125,7 @@ def format_level(number: int) -> str:
 
 
 class SearchPoints:
-    """Read and write the suggestions of one search. What is read is kept until a file changes.
+    """Read and write the suggestions of one search.
 
     Args:
         directory: of the sweep.
@@ -133,7 +133,6 @@ class SearchPoints:
 
     def __init__(self, directory: Path):
         self._folder = directory / POINTS_FOLDER
-        self._read: dict[str, tuple[tuple[int, int], dict[str, Any]]] = {}
 
     def write(self, point: Mapping[str, Any], fence: Fence | None = None) -> None:
         """Write a suggestion, as `kvlab.extensions.search.history.Suggestion` describes itself.
@@ -150,17 +149,12 @@ class SearchPoints:
             RecordDamaged: a file is missing, or not what was written.
         """
         points = []
-        for number, path in enumerate(list_point_files(self._folder.parent), 1):
-            if path.stem != format_level(number):
-                raise RecordDamaged(f"{self._folder / format_level(number)}.json is missing")
+        for number in range(1, len(list_point_files(self._folder.parent)) + 1):
+            path = self._folder / f"{format_level(number)}.json"
             try:
-                state = path.stat()
-            except OSError as error:
-                raise RecordDamaged(f"{path} cannot be read: {error.strerror}") from None
-            stamp = (state.st_mtime_ns, state.st_ino)
-            if self._read.get(path.name, (None, {}))[0] != stamp:
-                self._read[path.name] = stamp, read_record(path)
-            points.append(self._read[path.name][1])
+                points.append(read_record(path))
+            except FileNotFoundError:
+                raise RecordDamaged(f"{path} is missing") from None
         return points
 
 

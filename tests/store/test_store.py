@@ -193,11 +193,3 @@ def test_details_of_a_trial_that_ran_again_are_those_of_its_new_result(store):
     assert store.create_attempt(ID) == 2
     write_all(store, texts={"loss": {"tokens": [7]}})
     assert reader.texts(ID) == {"loss": {"tokens": [7]}}
-
-
-def test_a_suggestion_that_cannot_be_read_is_damage(store):
-    folder = store.sweep_directory("s") / "points"
-    folder.mkdir(parents=True)
-    (folder / "p0001.json").symlink_to("p0001.json")
-    with pytest.raises(RecordDamaged, match=r"p0001.json cannot be read"):
-        store.search_points("s").read()
