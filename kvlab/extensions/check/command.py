@@ -4,8 +4,9 @@ import argparse
 import json
 import random
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import asdict, dataclass
+from functools import partial
 from itertools import chain
 from pathlib import Path
 
@@ -98,31 +99,34 @@ def _check_member(member: Member, path: Path, cases: int) -> Iterator[Checked]:
     if not drawn:
         raise UsageError(f"{path}: {member.name} goes with none of {refused} random models")
     for name, check in member_checks.CHECKS.items():
-        largest, number, failure = 0.0, 0, ""
         few = drawn[: max(1, cases // 10)] if name.startswith("a training") else drawn
-        for number, (config, serving, shown) in enumerate(few, 1):
-            if sys.stderr.isatty():
-                show_status_line(f"{member.name}: {name} {number}/{len(few)}")
-            try:
-                largest = max(largest, check(config, serving))
-            except Exception as error:
-                failure = f"{_describe(error)}\n    with {shown}"
-                break
-        yield Checked(member.name, name, number, largest, failure)
+        tries = ((shown, partial(check, config, serving)) for config, serving, shown in few)
+        yield _try(member.name, name, "models", tries)
+
+
+def _try(
+    member: str, check: str, tried: str, cases: Iterable[tuple[str, Callable[[], float | None]]]
+) -> Checked:
+    """Run a check over cases, up to the first that fails."""
+    largest, number = 0.0, 0
+    for number, (shown, run_case) in enumerate(cases, 1):
+        if sys.stderr.isatty():
+            show_status_line(f"{member}: {check} {number}")
+        try:
+            largest = max(largest, run_case() or 0.0)
+        except Exception as error:
+            failure = _describe(error) + (f"\n    with {shown}" if shown else "")
+            return Checked(member, check, number, largest, failure, tried)
+    return Checked(member, check, number, largest, "", tried)
 
 
 def _check_metric(metric: TokenMetric, cases: int) -> Checked:
     """Try a metric with random logits."""
     from kvlab.extensions.check.member_checks import check_metric
 
-    name, failure, number = "a finite number for each token, whatever is beside it", "", 0
-    for number in range(1, cases + 1):
-        try:
-            check_metric(metric, number)
-        except Exception as error:
-            failure = _describe(error)
-            break
-    return Checked(metric.name, name, number, 0.0, failure, "cases")
+    name = "a finite number for each token, whatever is beside it"
+    tries = (("", partial(check_metric, metric, seed)) for seed in range(1, cases + 1))
+    return _try(metric.name, name, "cases", tries)
 
 
 def _check_source(source: DocumentSource, paths: list[str]) -> Checked:

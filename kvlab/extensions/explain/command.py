@@ -151,17 +151,10 @@ def _describe_unknown(store: Store, studies: Sequence[Study], text: str) -> str:
     """Say that nothing has a name, and what to write instead."""
     names = [s.label(levels) for s in studies for levels in s.cells]
     for study in (one for one in studies if one.search is None):
-        factor, _, level = text.partition("=")
-        if level and level == study.factors.get(factor, ("",))[0]:
-            rule = f"{text} is the baseline's level of {study.name}, which others are compared with"
-            others = [f"{factor}={one}" for one in study.factors[factor][1:]]
-            return f"{rule}; explain {', '.join(others) or 'the cell baseline'}"
         names += [f"{factor}={level}" for factor, own in study.factors.items() for level in own[1:]]
     names = list(dict.fromkeys(names))
     sweeps = ", ".join(study.name for study in studies)
     where = f"{text} is no trial of {store.path}, and no cell or level of {sweeps}"
-    if re.match(r"[-+\u2212<]?\d", text):
-        where += "; for a number of a report, give the cell or the level of its row"
     listed = ", ".join(names[:MAX_NAMES]) + (", ..." if len(names) > MAX_NAMES else "")
     return f"{where}; {suggest_name(text, names, f'use {listed}')}"
 
