@@ -11,12 +11,7 @@ from kvlab.spec.benchmark_config import TASK_TOKENS, BenchmarkConfig
 from kvlab.spec.data_config import DataConfig
 from kvlab.spec.dtypes import MODEL_DTYPE
 from kvlab.spec.evaluation_config import EvaluationConfig
-from kvlab.spec.extension_files import (
-    ExtensionFile,
-    Extensions,
-    load_extension,
-    offer_extensions,
-)
+from kvlab.spec.extension_files import ExtensionFile, Extensions, load_extension, offer_extensions
 from kvlab.spec.model_config import ModelConfig
 from kvlab.spec.resources_config import ResourcesConfig
 from kvlab.spec.serving_config import ServingConfig

@@ -6,12 +6,7 @@ from pydantic import Field
 
 from kvlab.own_extensions import extend, find_members
 from kvlab.sharing import owner_map, tied_slots
-from kvlab.spec.dtypes import (
-    MIN_GROUP,
-    KVDtypeField,
-    KVStorage,
-    list_rotations,
-)
+from kvlab.spec.dtypes import MIN_GROUP, KVDtypeField, KVStorage, list_rotations
 from kvlab.spec.model_config import ModelConfig, SharingField
 from kvlab.spec.spec_model import OneOf, PositiveInt, Problems, SpecModel
 

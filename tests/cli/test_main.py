@@ -12,6 +12,7 @@ from kvlab.cli.main import main
 from kvlab.cli.shared_arguments import default_store, find_sweep_file, project_path, read_sweep
 from kvlab.errors import SpecError, UsageError
 from kvlab.store import Store
+from tests.support.record_factory import Record
 from tests.support.stub_looks import KnownRun
 from tests.support.tiny_sweep import (
     EXPERIMENT,
@@ -34,6 +35,20 @@ def test_help_imports_nothing_heavy():
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert (done.returncode, done.stderr) == (0, "")
     assert done.stdout.count("usage: kvlab") == len(COMMANDS) + 1
+
+
+@pytest.mark.parametrize("command", ["plan s.yaml --rate 1e9", "report made"])
+def test_plans_and_reports_need_no_torch(tmp_path, command):
+    write_tiny_sweep(tmp_path)
+    Record(factors={"heads": ("mha", "mqa")}, seeds=(0, 1)).write(tmp_path / "runs")
+    code = (
+        f"import sys; from kvlab.cli.main import main; code = main({command.split()});"
+        "heavy = {'torch', 'ray', 'mlflow', 'optuna', 'pandas', 'transformers'};"
+        "print(sorted(heavy & set(sys.modules)), file=sys.stderr); sys.exit(code)"
+    )
+    words = [sys.executable, "-c", code]
+    done = subprocess.run(words, capture_output=True, text=True, cwd=tmp_path)
+    assert (done.returncode, done.stderr.splitlines()[-1]) == (0, "[]"), done.stderr
 
 
 def test_a_project_is_found_from_any_folder_below_it(tmp_path, monkeypatch):

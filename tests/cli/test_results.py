@@ -2,8 +2,6 @@
 
 import json
 import socket
-import subprocess
-import sys
 
 import pytest
 
@@ -50,13 +48,3 @@ def test_ui_refuses_a_port_that_is_taken(capsys):
         port = taken.getsockname()[1]
         assert main(["ui", "--port", str(port)]) == 2
         assert f"--port = {port} cannot be used" in capsys.readouterr().err
-
-
-def test_reports_need_neither_torch_nor_ray_nor_mlflow(tmp_path):
-    Record(factors=SMALL, seeds=(0, 1)).write(tmp_path / "runs")
-    code = (
-        "import sys; from kvlab.cli.main import main; main(['report', 'made']);"
-        "print(sorted({'torch', 'ray', 'mlflow', 'optuna', 'pandas'} & set(sys.modules)))"
-    )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
-    assert done.stdout.splitlines()[-1] == "[]", done.stderr

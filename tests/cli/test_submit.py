@@ -40,7 +40,7 @@ def failed(store):
 def test_a_failing_trial_is_shown_and_the_others_end(submitted, store, failed):
     code, out, error = submitted
     assert (code, error) == (1, "")
-    assert "2 done, 1 failed" in out
+    assert re.search(r"^2 done, 1 failed in \d?\ds$", out, re.MULTILINE)
     assert sorted(store.status(trial) for trial in store.trial_ids()) == ["done", "done", "failed"]
     facts = store.result(failed)["error"]
     assert (facts["class"], facts["type"]) == ("host_memory", "RuntimeError")
@@ -87,18 +87,14 @@ def test_submitting_again_runs_nothing(folder, store):
     assert (facts["report"], facts["mlflow"]["error"]) == ("reports/s", None)
     assert facts["answer"] == answer_text(Study.load(store, "s"))
     assert "nothing is missing" in error
+    assert store.sweep("s")["command"].endswith("--executor inline")
     assert {path: path.stat().st_mtime_ns for path in store.path.glob("tr*/*/*.json")} == before
     assert (folder / "reports" / "s" / "report.md").read_bytes() == report
 
 
-def test_status(store, failed):
-    code, out, _ = run_kvlab("status", "s", "--json")
-    facts = json.loads(out)
-    assert (code, facts["states"], facts["driven"]) == (0, {"done": 2, "failed": 1}, False)
-    assert sorted(one["trial"] for one in facts["trials"]) == store.trial_ids()
-    assert [one["sweep"] for one in json.loads(run_kvlab("status", "--json")[1])] == ["s"]
-    assert failed[:8] in run_kvlab("status", "s")[1]
+def test_status_and_stop(store):
     assert run_kvlab("status", "s.yaml") == run_kvlab("status", "s")
+    assert [one["sweep"] for one in json.loads(run_kvlab("status", "--json")[1])] == ["s"]
     columns = run_kvlab("status")[1].splitlines()[-1].split()
     assert columns == ["s", "2", "1", "0", "0", "0", "0", "no"]
     with store.driver_lock("s").hold():

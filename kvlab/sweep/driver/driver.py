@@ -18,13 +18,7 @@ from kvlab.store.provenance import Origin
 from kvlab.sweep.driver import trial_queue as queues
 from kvlab.sweep.driver.driver_registry import StopRequest, join_sweep
 from kvlab.sweep.driver.retry_policy import Retry, RetryPolicy, forget_failure
-from kvlab.sweep.driver.sweep_progress import (
-    NOT_OVER,
-    Event,
-    PrepareTrials,
-    Summary,
-    TrialSource,
-)  # fmt: skip
+from kvlab.sweep.driver.sweep_progress import NOT_OVER, Event, PrepareTrials, Summary, TrialSource
 from kvlab.sweep.executors.executor import EndedTask, Executor
 from kvlab.sweep.planning import planner
 from kvlab.sweep.planning.planner import Plan, PlannedTrial, Stage, ended_status

@@ -25,7 +25,7 @@ from kvlab.store import Store
 from kvlab.store.provenance import Origin
 from kvlab.store.result import OUT_OF_MEMORY, Failure
 from kvlab.sweep.driver.trial_queue import architecture_key
-from kvlab.sweep.executors.executor import Executor, read_answer
+from kvlab.sweep.executors.executor import Executor, read_answer, run_tasks
 from kvlab.sweep.planning.planner import PlannedTrial
 from kvlab.trial.finalize import record_failure
 from kvlab.trial.fingerprint import ID_LENGTH, fingerprint
@@ -37,8 +37,6 @@ MIN_TRAINING_SECONDS = 300.0
 MAX_TRAINING_FLOPS = {"cpu": 1e11, "gpu": 2.5e15}
 """FLOP/s of a core and of a GPU, for a lower bound of a training's time. An H200 was measured at
 4.5e14 in bfloat16; no GPU of today has a dense bfloat16 peak above 2.5e15 (B300)."""
-
-WAIT_SECONDS = 0.5
 
 _HANDLED_BY_TRIAL = (*OUT_OF_MEMORY, "diverged")
 """Failures that break no architecture: the trial uses a smaller microbatch, or records it."""
@@ -139,27 +137,17 @@ class SmokeTests:
         """Return the results by key; none for a test whose process died."""
         # A folder of this run alone: another driver of the sweep may test the same.
         folder = self.store.sweep_directory(self.sweep) / "smoke" / uuid.uuid4().hex[:8]
-        waiting = {
-            key: SmokeTest.of(planned.trial, folder / f"{key}.json")
-            for key, planned in trials.items()
-        }
-        running: dict[str, tuple[str, SmokeTest]] = {}
+        paths = {key: folder / f"{key}.json" for key in trials}
+        tests = {key: SmokeTest.of(one.trial, paths[key]) for key, one in trials.items()}
+        keys = {test.id: key for key, test in tests.items()}
         results: dict[str, SmokeResult] = {}
-        while waiting or running:
-            check_stop()
-            for key, test in list(waiting.items()):
-                if not self.executor.has_room(test.resources):
-                    break
-                running[test.id] = (key, waiting.pop(key))
-                self.executor.start(test)
-            for ended in self.executor.wait(WAIT_SECONDS):
-                key, test = running.pop(ended.task_id)
-                if isinstance(ended.error, MemoryError):
-                    results[key] = SmokeResult(failure=Failure.from_error(ended.error))
-                elif ended.outcome is not None or isinstance(ended.error, StoreError):
-                    answer = read_answer(ended, Path(test.result_path))
-                    results[key] = SmokeResult.from_json(answer)
-                # else its process died, which the trials will handle
+        for ended in run_tasks(self.executor, tests.values(), check_stop):
+            key = keys[ended.task_id]
+            if isinstance(ended.error, MemoryError):
+                results[key] = SmokeResult(failure=Failure.from_error(ended.error))
+            elif ended.outcome is not None or isinstance(ended.error, StoreError):
+                results[key] = SmokeResult.from_json(read_answer(ended, paths[key]))
+            # else its process died, which the trials will handle
         with contextlib.suppress(OSError):  # another driver's are in it, or none were written
             folder.rmdir()
             folder.parent.rmdir()

@@ -25,15 +25,13 @@ from kvlab.store import Store
 from kvlab.store.provenance import Origin, utc_now
 from kvlab.store.timings import TimedTrial, TimingSession, read_timings, write_timings
 from kvlab.sweep.driver.driver_registry import StopRequest, join_sweep, stop_on_signal
-from kvlab.sweep.executors.executor import Executor, read_answer
+from kvlab.sweep.executors.executor import Executor, read_answer, run_tasks
 from kvlab.sweep.planning.planner import Plan
 from kvlab.trial.fingerprint import ID_LENGTH, fingerprint
 from kvlab.trial.joint_timing import JointTiming
 
 MAX_SESSION_BYTES = 4 * 2**30
 """Of the models and caches of a session, which are in memory together."""
-
-WAIT_SECONDS = 0.5
 
 Session = tuple[int, dict[str, Experiment]]
 """A seed, and the trials that are timed together by their ids."""
@@ -196,18 +194,13 @@ def _run_session(
     key = fingerprint({"timing": [seed, *trials]})[:ID_LENGTH]
     path = directory / f".timing-{key}.json"  # hidden: gc takes what a kill leaves
     task = JointTiming(f"timing-{key}", seed, trials, str(path))
-    while not executor.has_room(task.resources):
-        stop.check()
-        time.sleep(WAIT_SECONDS)
-    stop.check()
-    executor.start(task)
-    while not (ended := executor.wait(WAIT_SECONDS)):
-        pass  # the worker sees a request to stop as well, and ends
+    (ended,) = run_tasks(executor, [task], stop.check)  # the worker sees a request to stop as well
     try:
         stop.check()
-        error = ended[0].error
-        is_broken = error is not None and not isinstance(error, StoreError)
-        answer: dict[str, Any] = {"error": str(error)} if is_broken else read_answer(ended[0], path)
+        is_broken = ended.error is not None and not isinstance(ended.error, StoreError)
+        answer: dict[str, Any] = (
+            {"error": str(ended.error)} if is_broken else read_answer(ended, path)
+        )
     finally:
         path.unlink(missing_ok=True)
     failure = answer.get("error") or answer.get("disturbance") or ""

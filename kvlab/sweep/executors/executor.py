@@ -4,7 +4,9 @@ Retries, the order of trials and the meaning of a failure are the driver's. An e
 task can start, starts it, and says how it ended.
 """
 
-from collections.abc import Callable, Iterable
+import time
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
@@ -13,6 +15,8 @@ from kvlab.errors import StoreError
 from kvlab.fs.atomic_files import read_json
 from kvlab.spec import ResourcesConfig
 from kvlab.trial.run import Outcome, Task
+
+WAIT_SECONDS = 0.5
 
 RunTask = Callable[[Task], Outcome]
 """Run one task and record it, as `kvlab.trial.run.run_task` does for one store."""
@@ -83,3 +87,25 @@ class Executor(Protocol):
 
     def close(self, *, force: bool = False) -> None:
         """Release the machines. ``force`` ends running tasks at once."""
+
+
+def run_tasks(
+    executor: Executor, tasks: Iterable[Task], check_stop: Callable[[], None]
+) -> Iterator[EndedTask]:
+    """Run tasks on an executor on which nothing else runs, and yield each as it ends.
+
+    Args:
+        check_stop: Called before every start; those that run end by themselves.
+    """
+    waiting, running = deque(tasks), 0
+    while waiting or running:
+        if waiting:
+            check_stop()
+        while waiting and executor.has_room(waiting[0].resources):
+            executor.start(waiting.popleft())
+            running += 1
+        if not running:  # others use the machines
+            time.sleep(WAIT_SECONDS)
+        for ended in executor.wait(WAIT_SECONDS):
+            running -= 1
+            yield ended

@@ -17,18 +17,6 @@ def ids(planned):
     return [one.trial.id for one in planned.trials]
 
 
-def test_every_trial_is_run_once_and_a_second_run_finds_nothing_missing(tmp_path, store, planned):
-    results = []
-    summary = drive(planned, store, StubRun(store.path), on_result=results.append)
-    assert (summary.exit_code, summary.states["done"], summary.trials_run) == (0, 8, 8)
-    assert sorted(results) == sorted(ids(planned))
-    again = drive(tiny_plan(tmp_path, store), store, StubRun(store.path))
-    assert (again.exit_code, again.states["done"], again.trials_run) == (0, 8, 0)
-    assert all(store.attempts(trial) == [1] for trial in ids(planned))
-    steps = read_logged_steps(store)  # each of the four trainings is run once
-    assert steps == {one.trial.training_id: list(range(1, 21)) for one in planned.trials}
-
-
 def test_failed_trials_run_again_only_when_asked_and_keep_both_attempts(tmp_path, store, planned):
     bad, wild = ids(planned)[0], ids(planned)[1]
     script = {(bad, "train", 5): "bug", (wild, "train", 3): "diverge"}

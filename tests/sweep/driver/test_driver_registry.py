@@ -195,6 +195,12 @@ def test_who_cannot_join_is_told_why(store, planned):
     with join_sweep(store, "s", describe(1), exclusive=False):
         refused(store, r"run by process \d+ since .*a search has one driver", exclusive=True)
         refused(store, "other cells than this file's", describe(2))
+        this, other = ({"code": {"training": text, "measurement": "m"}} for text in "ab")
+        store.write_sweep(describe(1) | this)
+        refused(store, "with other code than this; .* --code mix", describe(1) | other)
+        for code in ({}, this):
+            with join_sweep(store, "s", describe(1) | code, exclusive=False):
+                pass
         (store.sweep_directory("s") / "sweep.json").unlink()  # then who joins writes it again
         with join_sweep(store, "s", describe(1), exclusive=False):
             assert store.sweep("s")["cells"] == describe(1)["cells"]

@@ -1,22 +1,16 @@
 """The inline executor, and another one that is added by a class and a line of the table."""
 
-import json
 import multiprocessing
-from types import SimpleNamespace
 
 import psutil
 import pytest
 import torch
 
-from kvlab.cli.commands import submit
 from kvlab.errors import ResourceError, WorkerKilled
 from kvlab.spec import ResourcesConfig
-from kvlab.sweep import plan_stage
 from kvlab.sweep.executors import make_executor
 from tests.contracts.executor_contract import ExecutorContract, Scripted, some_trial
 from tests.support.driver_process import wait_for
-from tests.support.stub_looks import KnownRun
-from tests.support.tiny_sweep import run_kvlab, tiny_sweep_folder
 
 
 class TestInline(ExecutorContract):
@@ -74,24 +68,3 @@ def wait_for_trial(run, trial):
     executor = make_executor("inline", run)
     executor.start(trial)
     executor.wait(1.0)
-
-
-def test_the_time_of_a_sweep_is_with_that_of_its_plan(tmp_path, monkeypatch):
-    clock = SimpleNamespace(seconds=0.0, monotonic=lambda: clock.seconds)
-
-    def slow_plan(*args, **options):
-        clock.seconds += 58.0
-        return plan_stage(*args, **options)
-
-    monkeypatch.setattr(submit, "time", clock)
-    monkeypatch.setattr(submit, "plan_stage", slow_plan)
-    monkeypatch.setattr(submit, "run_task", lambda task, store, **_: KnownRun(store)(task))
-    command = ["submit", "s.yaml", "--no-report", "--executor", "inline"]
-    with tiny_sweep_folder(tmp_path):
-        code, out, error = run_kvlab(*command)
-        assert code == 0, error
-        assert "2 done, 0 failed in 58s" in out
-        record = json.loads((tmp_path / "runs" / "sweeps" / "s" / "sweep.json").read_text())
-        assert record["command"].endswith("--executor inline")
-        code, _, error = run_kvlab(*command, "--address", "auto")
-        assert (code, "needs --executor ray" in error) == (2, True)

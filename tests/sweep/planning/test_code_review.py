@@ -8,10 +8,8 @@ from kvlab.spec import load_sweep
 from kvlab.store import Store
 from kvlab.store.provenance import Origin
 from kvlab.sweep import Driver
-from kvlab.sweep.driver.driver_registry import join_sweep
 from kvlab.sweep.executors.inline import InlineExecutor
 from kvlab.sweep.planning.code_review import review_code, run_again
-from kvlab.sweep.planning.planner import describe_stage
 from kvlab.sweep.planning.stages import plan_stage, reopen_preparations
 from kvlab.trial.code_identity import this_code
 from kvlab.trial.run import run_task
@@ -232,24 +230,6 @@ def test_a_search_that_is_to_go_on_mixes(tmp_path):
         driver.run()
     with running_code("t2"):
         assert review(tmp_path, store, SEARCH)[1].is_mixing
-
-
-def test_drivers_of_other_code_do_not_join(tmp_path, store):
-    def describe(code):
-        stage = next_stage(tmp_path, store)
-        return describe_stage(stage, yaml="", experiment_yaml="", command="", code=code)
-
-    one, other = ({"training": text, "measurement": "m"} for text in "ab")
-    with join_sweep(store, "s", describe(one), exclusive=False):
-        with join_sweep(store, "s", describe(one), exclusive=False):
-            pass
-        with (
-            pytest.raises(UsageError, match="with other code than this; .* --code mix"),
-            join_sweep(store, "s", describe(other), exclusive=False),
-        ):
-            pytest.fail("it has joined")
-        with join_sweep(store, "s", describe(None), exclusive=False):
-            pass
 
 
 class OfOneCode(StubRun):
