@@ -62,7 +62,7 @@ class TrainingConfig(spec.SpecModel):
     another cell of the sweep, as the levels in which it differs (uptraining).
     """
 
-    excluded_from_identity = frozenset({"checkpoint_every", "keep_last", "keep_best", "init_from"})
+    excluded_from_identity = frozenset({"checkpoint_every", "init_from"})
     # `kvlab.trial.initial_weights` adds the contents of init_from
     omitted_defaults = frozenset({"residual", "kv_dtype", "kv_group", "optimizer"})
 
@@ -129,11 +129,6 @@ class TrainingConfig(spec.SpecModel):
     """Steps between checkpoints. Without it ten minutes, or twenty times as long as writing one
     takes.
     Unit: steps. Default: ten minutes. Example: 500"""
-    keep_last: spec.PositiveInt = 2
-    """Newest checkpoints kept while training. Unit: checkpoints. Example: 3"""
-    keep_best: spec.NonNegativeInt = 0
-    """Checkpoints of lowest validation loss kept, also after the training.
-    Unit: checkpoints. Example: 1"""
 
     @field_validator("final_learning_rate", "decay_tokens", "warmup_tokens")
     @classmethod

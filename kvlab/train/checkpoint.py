@@ -38,6 +38,9 @@ _FILES = ("model.safetensors", "optimizer.safetensors")
 _STATE_FILE = "state.json"
 _log = logging.getLogger(__name__)
 
+KEPT = 2
+"""Newest checkpoints that a training keeps, as the last one may be damaged."""
+
 
 @dataclass
 class TrainingState:
@@ -124,16 +127,12 @@ class Checkpoints:
 
     Args:
         identity: see `resume_identity`.
-        keep_last: number of newest checkpoints to keep.
-        keep_best: number of checkpoints with the lowest validation loss to keep as well.
         fence: of the lock on ``directory``, checked before each file is put in place.
         is_background: write from a thread.
     """
 
     directory: Path
     identity: str
-    keep_last: int
-    keep_best: int
     fence: Fence | None
     is_background: bool
 
@@ -143,7 +142,7 @@ class Checkpoints:
         self._pending: Future[None] | None = None
 
     def save(self, model: nn.Module, optimizer: Optimizer, state: TrainingState) -> None:
-        """Write a checkpoint, then remove those that are not to be kept.
+        """Write a checkpoint, then remove all but the newest `KEPT`.
 
         From a thread, the tensors are copied now and written later: `wait` for it. The checkpoint
         before is waited for here.
@@ -200,8 +199,8 @@ class Checkpoints:
             content = {"schema": 1, "identity": self.identity, "files": files, "state": state}
             sealed_files.write_sealed_json(folder / _STATE_FILE, content, fence=self.fence)
             fsync_path(folder)
-        recent = self._list_newest_first()[: self.keep_last]
-        self._remove_all_but(recent, state["validation_curve"])
+        for older in self._list_newest_first()[KEPT:]:
+            shutil.rmtree(older, ignore_errors=True)
 
     def share(self, step: int, trunk: Trunk) -> None:
         """Add the checkpoint of ``step`` to a trunk, unless it has that step.
@@ -284,7 +283,8 @@ class Checkpoints:
         Raises:
             StoreError: a checkpoint belongs to another training.
         """
-        self._remove_leftovers()
+        for leftover in self._folder.glob(".step-*"):  # of a kill during a write
+            shutil.rmtree(leftover, ignore_errors=True)
         for folder in self._list_newest_first():
             try:
                 content = read_checkpoint(folder)
@@ -310,29 +310,12 @@ class Checkpoints:
             return state
         return None
 
-    def remove_all_but_best(self, validation_curve: Curve) -> None:
-        """Remove what a finished training does not keep."""
-        self._remove_leftovers()
-        self._remove_all_but([], validation_curve)
-        if not self.keep_best:
-            shutil.rmtree(self._folder, ignore_errors=True)
-
-    def _remove_all_but(self, recent: list[Path], validation_curve: Curve) -> None:
-        """Remove all checkpoints but ``recent`` and the best."""
-        folders = self._list_newest_first()
-        losses = {_folder_name(int(step)): loss for step, _, loss in validation_curve}
-        ranked = sorted((losses[one.name], one) for one in folders if one.name in losses)
-        kept = [*recent, *(folder for _, folder in ranked[: self.keep_best])]
-        for folder in folders:
-            if folder not in kept:
-                shutil.rmtree(folder, ignore_errors=True)
+    def remove(self) -> None:
+        """Remove the checkpoints of a finished training."""
+        shutil.rmtree(self._folder, ignore_errors=True)
 
     def _list_newest_first(self) -> list[Path]:
         return sorted(self._folder.glob("step-*"), reverse=True)
-
-    def _remove_leftovers(self) -> None:
-        for folder in self._folder.glob(".step-*"):  # left by a kill during a write
-            shutil.rmtree(folder, ignore_errors=True)
 
 
 def read_checkpoint(folder: Path) -> dict[str, Any]:

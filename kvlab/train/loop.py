@@ -71,8 +71,8 @@ def train(
 
     Resumes from the newest intact checkpoint in ``directory``. On CPU, with the same number of
     threads, the weights are bitwise equal to those of an uninterrupted run. At the end the
-    weights are in ``final/model.safetensors`` and the record in ``training.json``; only the
-    ``keep_best`` checkpoints remain. A training that is finished already is loaded.
+    weights are in ``final/model.safetensors`` and the record in ``training.json``. A training that
+    is finished already is loaded.
 
     With several workers (``resources.workers``, or GPUs) every process of a `torch.distributed`
     group calls this with the same directory. Rank zero writes and reports.
@@ -114,7 +114,7 @@ def train(
         with malloc.keep_freed_memory(device), closing(run.checkpoints):
             record = run.run(on_progress or (lambda _: None), should_stop or (lambda: False))
     if run.workers.is_rank_zero:
-        run.checkpoints.remove_all_but_best(record.validation_curve)
+        run.checkpoints.remove()
     return record
 
 
@@ -142,8 +142,6 @@ class _Run:
         self.checkpoints = Checkpoints(
             self.directory,
             resume_identity(self.experiment, self.seed, tokens, source),
-            self.training.keep_last,
-            self.training.keep_best,
             self.fence,
             self.device.type in BACKGROUND_DEVICES,
         )
@@ -169,7 +167,7 @@ class _Run:
                 self.save(state)
                 self.checkpoints.wait()
                 raise Stopped(f"asked to stop after step {state.step} of {self.training.steps}")
-            if self.is_save_due(state, is_last):
+            if not is_last and self.is_save_due(state):
                 self.save(state)
             self.checkpoints.raise_errors()
             now = time.monotonic()
@@ -186,8 +184,7 @@ class _Run:
         if state is None:
             if self.initial_weights is not None and self.workers.is_rank_zero:
                 self.initial_weights.load(self.model)
-            # not with keep_best: the best checkpoints of the trunk's steps would be missing
-            if self.trunk is not None and not self.training.keep_best:
+            if self.trunk is not None:
                 stable = self.training.stable_steps
                 last = stable if self.until is None else min(stable, self.until)
                 branch = partial(self.checkpoints.branch, self.trunk, last)
@@ -235,8 +232,9 @@ class _Run:
         """
         if self.until is None or not self.until <= state.step < self.training.steps:
             return
-        loss = self.last_validation_loss(state)
-        loss = self.validate(state) if loss is None else loss
+        curve = state.validation_curve
+        is_known = bool(curve) and curve[-1][0] == state.step
+        loss = curve[-1][2] if is_known else self.validate(state)
         self.save(state)
         self.checkpoints.wait()
         if self.workers.is_rank_zero:
@@ -244,27 +242,13 @@ class _Run:
         steps = f"{state.step} of {self.training.steps}"
         raise Paused(f"paused after step {steps} at validation loss {loss:.6g}")
 
-    def is_save_due(self, state: TrainingState, is_last: bool) -> bool:
-        if is_last or self.is_among_best(state):
-            return self.is_among_best(state)
+    def is_save_due(self, state: TrainingState) -> bool:
         if self.trunk is not None and state.step in self.trunk.steps:
             return True
         if self.training.checkpoint_every is not None:
             return state.step % self.training.checkpoint_every == 0
         interval = max(CHECKPOINT_SECONDS, 20 * self.save_seconds)
         return time.monotonic() - self.saved_at >= interval
-
-    def is_among_best(self, state: TrainingState) -> bool:
-        """Return whether a checkpoint of this step would be kept for its validation loss."""
-        keep, loss = self.training.keep_best, self.last_validation_loss(state)
-        if not keep or loss is None:
-            return False
-        return sum(point[2] <= loss for point in state.validation_curve) <= keep
-
-    def last_validation_loss(self, state: TrainingState) -> float | None:
-        """Return the validation loss at this step, if the curve has it."""
-        curve = state.validation_curve
-        return curve[-1][2] if curve and curve[-1][0] == state.step else None
 
     def save(self, state: TrainingState) -> None:
         """Write a checkpoint of this step, or begin to, and account for the time that steps wait.

@@ -364,8 +364,3 @@ def test_a_damaged_trunk_is_not_used(tmp_path, caplog):
     assert "model.safetensors is damaged" in caplog.text
     assert (tmp_path / "store" / "trunk" / "damaged" / "1" / "step-00000008").exists()
     assert (record.branched_at, record.steps) == (None, 14)
-
-
-def test_best_checkpoints_need_all_steps(tmp_path):
-    run_budget(tmp_path / "store" / "long", wsd(30), [8])
-    assert run_budget(tmp_path / "store" / "short", wsd(14, keep_best=1)).branched_at is None

@@ -54,7 +54,7 @@ OTHER_BY_SECTION = {
         "beta1": 0.8, "beta2": 0.99, "adam_eps": 1e-6, "clip": 2.0, "spike": 2.0,
         "precision": "bfloat16", "kv_dtype": "int8", "kv_group": 4,
         "residual": "bfloat16", "compile": True, "evaluate_every": 7,
-        "evaluate_tokens": 77, "checkpoint_every": 7, "keep_last": 3, "keep_best": 1,
+        "evaluate_tokens": 77, "checkpoint_every": 7,
         "init_from": "somebody/model",
     },
     "serving": {
@@ -81,7 +81,7 @@ OTHER = {
 NEVER = {
     "name", "description", "benchmark.retime",
     "extensions",  # what is used of a file counts, see tests of extension files
-    *(f"training.{name}" for name in ("checkpoint_every", "keep_last", "keep_best", "init_from")),
+    *(f"training.{name}" for name in ("checkpoint_every", "init_from")),
     # these select the text, whose digest counts
     *(f"data.{name}" for name in ("source", "subset", "paths", "max_bytes", "max_tokens")),
     "data.validation_fraction", "data.licence",

@@ -189,8 +189,7 @@ class TrunkWaitlist:
 
     def is_worthwhile(self, trial: Trial) -> bool:
         """Return whether a trial that waits can branch later than it could now."""
-        takes_all_steps = not trial.shared_steps or trial.experiment.training.keep_best > 0
-        if takes_all_steps or self._store.is_trained(trial.training_id):
+        if not trial.shared_steps or self._store.is_trained(trial.training_id):
             return False
         own = [other.trial for other in self._active() if other.trial.trunk_id == trial.trunk_id]
         if all(self._store.is_trained(other.training_id) for other in own):

@@ -391,9 +391,8 @@ def begun_code(trial: Trial, store: Store) -> TrialCode:
     training = store.training_code(trial.training_id)
     if not training and trial.source_training is not None:
         training = store.training_code(trial.source_training.training_id)
-    recipe = trial.experiment.training
-    if not training and trial.trunk_id is not None and not recipe.keep_best:
-        training = store.trunk_code(trial.trunk_id, recipe.stable_steps)
+    if not training and trial.trunk_id is not None:
+        training = store.trunk_code(trial.trunk_id, trial.experiment.training.stable_steps)
     return TrialCode(tuple(training))
 
 

@@ -49,10 +49,8 @@ def plan_branches(trials: Sequence[Trial], store: Store | None) -> dict[str, Bra
         for trial in members:
             own = stable[trial.id]
             others = {min(own, stable[other.id]) for other in members if other is not trial}
-            keeps_all = trial.experiment.training.keep_best > 0  # it takes all its steps
-            is_trunk = trial is longest or keeps_all
+            is_trunk = trial is longest
             start = max((step for step in stored if step <= own), default=0) if is_trunk else own
             source = None if is_trunk or start in stored else longest.id
-            steps = 0 if keeps_all else start
-            branches[trial.training_id] = Branch(tuple(sorted(others)), source, steps)
+            branches[trial.training_id] = Branch(tuple(sorted(others)), source, start)
     return branches

@@ -110,15 +110,6 @@ def test_the_longest_budget_starts_first_and_the_others_wait_for_their_branch_po
     assert waitlist.pop_ready() == [by_budget["middle"]]
 
 
-def test_trainings_that_keep_their_best_checkpoints_do_not_wait(tmp_path, store):
-    text = BUDGETS.replace("warmup_tokens: 32}", "warmup_tokens: 32, training.keep_best: 1}")
-    planned = tiny_plan(tmp_path, store, text)
-    assert planned.saved_tokens == 0
-    waitlist = TrunkWaitlist(store, lambda: planned.trials[1:2])
-    assert all(one.trial.shared_steps for one in planned.trials)
-    assert not any(waitlist.is_worthwhile(one.trial) for one in planned.trials)
-
-
 def test_driven_budgets_train_their_stable_phase_once(tmp_path):
     with tiny_sweep_folder(tmp_path, tiny_sweep.BUDGETS, TRUNK_EXPERIMENT):
         facts = json.loads(run_kvlab("plan", "s.yaml", "--json")[1])
