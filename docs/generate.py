@@ -156,7 +156,7 @@ DESIGN_NOTES: Mapping[str, str] = {
     "pairwise": "The fewest cells that show every interaction of two factors.",
     "cells": "Those listed under `cells:`, here mqa alone and everything together.",
     "fractional": "A part of the full design, in which some effects are aliased: they cannot be"
-    " told apart. The plan and the report name them.",
+    " told apart. The report names them.",
 }
 
 

@@ -5,7 +5,7 @@ table: a new design is a function and a line there.
 
 `fractional:N` keeps one cell in N of two-level factors, as a regular fraction 2^(k-p), N = 2^p. p
 factors are *generated*: each is set by the product of some of the others. Effects are then
-aliased: a contrast measures the sum of several effects, and the notes say which. Generators are
+aliased: a contrast measures the sum of several effects, which follow from the notes. Generators are
 chosen for the highest resolution, then for the fewest short words (minimum aberration; Box and
 Hunter 1961, Fries and Hunter 1980). The fraction is the one that holds the baseline.
 """
@@ -133,7 +133,7 @@ def hand_picked(request: DesignRequest) -> Iterator[Positions]:
 # Fractions
 
 Word = frozenset[int]
-"""Factors whose product is constant over the fraction; its sign is `_sign`."""
+"""Factors whose product is constant over the fraction."""
 
 MAX_SEARCHED = 20_000
 """The most fractions among which the best is searched."""
@@ -150,38 +150,21 @@ def fractional_factorial(request: DesignRequest) -> Iterator[Positions]:
         yield (*free, *generated)
 
 
-MAX_NAMED = 8
-"""The most aliases of three factors that the notes name for one effect."""
-
 _ROMAN = ("", "I", "II", "III", "IV", "V", "VI", "VII", "VIII", "IX", "X")
 
 
 def describe_aliasing(request: DesignRequest) -> tuple[str, ...]:
-    """Return the resolution with the defining relation, and the aliases of every effect.
-
-    Named are effects of one and two factors with their aliases of up to three, as the tables of
-    Box, Hunter and Hunter (2005, chapter 6) have them. A pair of effects is named once.
-    """
+    """Return the resolution (Box and Hunter 1961) with the defining relation, as one note."""
     words, names = _defining_relation(_choose_generators(request)), list(request.factors)
-    constant = " = ".join(_sign(word) + _format_word(word, names) for word in words)
-    shortest = min(map(len, words))  # the resolution (Box and Hunter 1961)
+    constant = " = ".join(
+        # the sign: the baseline, with every factor at -1, is in the fraction
+        ("-" if len(word) % 2 else "+") + "*".join(names[factor] for factor in sorted(word))
+        for word in words
+    )
+    shortest = min(map(len, words))
     resolution = _ROMAN[shortest] if shortest < len(_ROMAN) else shortest
-    lines = [f"resolution {resolution}; defining relation: I = {constant}"]
-    for size in (1, 2):
-        for effect in map(frozenset, combinations(range(len(names)), size)):
-            signs = {effect ^ word: _sign(word) for word in words}
-            aliases = [
-                alias
-                for alias in sorted(signs, key=lambda alias: (len(alias), sorted(alias)))
-                if size < len(alias) <= 3 or (len(alias) == size and sorted(effect) < sorted(alias))
-            ]
-            count = sum(len(alias) < 3 for alias in aliases) + MAX_NAMED
-            listed = [signs[alias] + _format_word(alias, names) for alias in aliases[:count]]
-            if len(aliases) > count:
-                listed.append(f"and {len(aliases) - count} more of three factors")
-            if listed:
-                lines.append(f"{_format_word(effect, names)} is aliased with {', '.join(listed)}")
-    return tuple(lines)
+    text = f"resolution {resolution}; defining relation: I = {constant}"
+    return (f"{text}, whose products with an effect are its aliases",)
 
 
 def _choose_generators(request: DesignRequest) -> dict[int, Word]:
@@ -217,15 +200,6 @@ def _defining_relation(generators: dict[int, Word]) -> list[Word]:
         word = parents | {axis}
         words += [word, *(word ^ other for other in words)]
     return sorted(words, key=lambda word: (len(word), sorted(word)))
-
-
-def _sign(word: Word) -> str:
-    """Return the sign of a word: the baseline, with every axis at -1, is in the fraction."""
-    return "-" if len(word) % 2 else "+"
-
-
-def _format_word(word: Word, names: Sequence[str]) -> str:
-    return "*".join(names[axis] for axis in sorted(word))
 
 
 DESIGNS: dict[str, Design] = {
