@@ -13,7 +13,7 @@ from kvlab.cli.main import build_parser
 from kvlab.extensions.reference.key_reference import format_key_reference
 from kvlab.extensions.reference.metrics import format_markdown
 from kvlab.sharing import PATTERNS, owner_map
-from kvlab.spec.designs import DESIGNS, DesignRequest, Positions
+from kvlab.spec.designs import DESIGNS, DesignRequest
 from kvlab.store.metrics import METRICS
 
 PUBLIC = {
@@ -145,7 +145,8 @@ def _arc_height(layers: int) -> int:
 DRAWN = {"heads": ("mha", "mqa"), "horizon": ("global", "hybrid"), "sharing": ("none", "trained")}
 """The factors that the page of designs draws."""
 
-LISTED = ((1, 0, 0), (1, 1, 1))
+LISTED = ({"heads": "mqa"}, {factor: own[1] for factor, own in DRAWN.items()})
+Positions = tuple[int, ...]
 DESIGN_NOTES: Mapping[str, str] = {
     "full": "Every effect and every interaction can be estimated, each from all cells.",
     "one_factor": "The cheapest. An effect holds beside the baseline; interactions are not seen.",
@@ -175,11 +176,15 @@ def describe_designs() -> str:
         written = f"{name}:{design.arguments[0]}" if design.arguments else name
         request = DesignRequest(
             DRAWN,
-            target=(1, 1, 1),
-            cells=LISTED if name == "cells" else (),
+            targets={},
+            listed=LISTED if name == "cells" else (),
             fraction=design.arguments[0] if design.arguments else 1,
         )
-        cells = tuple(dict.fromkeys(design.positions(request)))
+        changes = list(design.cells(request))
+        cells = tuple(
+            tuple(own.index(cell.get(factor, own[0])) for factor, own in DRAWN.items())
+            for cell in changes
+        )
         parts += [
             f"## `{written}`",
             f"{design.title.capitalize()}: {len(cells)} of 8 cells. {DESIGN_NOTES.get(name, '')}",

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from kvlab.spec.designs import DESIGNS, DesignError, DesignRequest, Positions
+from kvlab.spec.designs import DESIGNS, DesignError, DesignRequest
 
 if TYPE_CHECKING:
     from kvlab.spec.sweep import Sweep
@@ -76,23 +76,23 @@ class Selection:
 def select_cells(sweep: "Sweep") -> Selection:
     """Return the cells that a sweep selects."""
     cells: CellsByLevels = {}
-    designed, merged, notes = set[Positions](), Counter[str](), list[str]()
+    designed, merged, notes = set[tuple[str, ...]](), Counter[str](), list[str]()
     for name, seeds in sweep.design_seeds.items():
         kind, _, fraction = name.partition(":")
-        design, request = DESIGNS[kind], _make_request(sweep, int(fraction or 1))
+        design, names = DESIGNS[kind], sweep.level_names
+        request = DesignRequest(names, sweep.target, sweep.listed_cells, int(fraction or 1))
         if not design.can_be_filtered and (sweep.exclude or sweep.when):
             key = f"designs.{name}" if sweep.designs else "design"
             raise DesignError(key, "is valid only as a whole; remove exclude and when")
-        for count, positions in enumerate(design.positions(request)):
+        for count, changes in enumerate(design.cells(request)):
             if count == MAX_CELLS:
                 text = f"has more than {MAX_CELLS:,} cells; drop levels, or use a smaller design"
                 raise DesignError("design", text)
-            own = zip(request.factors.items(), positions, strict=True)
-            levels = {factor: names[position] for (factor, names), position in own}
-            cell = _make_cell(sweep, levels, seeds)
-            if positions not in designed:
+            levels = {**sweep.baseline, **changes}
+            own, cell = tuple(levels.values()), _make_cell(sweep, levels, seeds)
+            if own not in designed:
                 merged.update(f for f in cell.off if levels[f] != sweep.baseline[f])
-            designed.add(positions)
+            designed.add(own)
             _add_cell(cells, cell)
         notes += design.notes(request)
     total, rules = len(designed), list[RuleEffect]()
@@ -103,21 +103,6 @@ def select_cells(sweep: "Sweep") -> Selection:
     rules += _include_cells(sweep, cells, total)
     ordered = sorted(cells.values(), key=lambda cell: cell.levels != sweep.baseline)
     return Selection(tuple(ordered), tuple(rules), total, tuple(notes))
-
-
-def _make_request(sweep: "Sweep", fraction: int) -> DesignRequest:
-    factors = sweep.level_names
-    targets: list[int | None] = []
-    for factor, levels in factors.items():
-        if factor in sweep.target:
-            targets.append(levels.index(sweep.target[factor]))
-        else:  # with several levels beside the baseline's, any of them could be meant
-            targets.append(len(levels) - 1 if len(levels) <= 2 else None)
-    cells = tuple(
-        tuple(levels.index(cell.get(factor, levels[0])) for factor, levels in factors.items())
-        for cell in sweep.listed_cells
-    )
-    return DesignRequest(factors, tuple(targets), cells, fraction)
 
 
 def _make_cell(sweep: "Sweep", levels: Levels, seeds: tuple[int, ...]) -> SelectedCell:

@@ -1,7 +1,7 @@
 """Designs: which combinations of levels a sweep trains.
 
-A level is its position, 0, 1, ..., in its factor; position 0 is the baseline. `DESIGNS` is the
-table: a new design is a function and a line there.
+A design gives cells as what they change of the baseline. `DESIGNS` is the table: a new design is a
+function and a line there.
 
 `fractional:N` keeps one cell in N of two-level factors, as a regular fraction 2^(k-p), N = 2^p. p
 factors are *generated*: each is set by the product of some of the others. Effects are then
@@ -15,8 +15,8 @@ from dataclasses import dataclass
 from itertools import combinations, product
 from math import comb
 
-Positions = tuple[int, ...]
-"""One cell: the position of its level in every factor."""
+Changes = Mapping[str, str]
+"""One cell: the levels that are not the baseline's, by factor."""
 
 
 @dataclass(frozen=True)
@@ -25,26 +25,24 @@ class DesignRequest:
 
     Attributes:
         factors: the levels of every factor, the baseline's first.
-        target: for every factor the position of its reduction, None where several could be meant.
-        cells: as written in `cells`, every factor left out at its baseline.
+        targets: the reductions of factors with several levels beside the baseline's.
+        listed: as written in `cells`.
     """
 
     factors: Mapping[str, Sequence[str]]
-    target: tuple[int | None, ...] = ()
-    cells: tuple[Positions, ...] = ()
+    targets: Mapping[str, str]
+    listed: Sequence[Changes] = ()
     fraction: int = 1
 
-    def reductions(self) -> list[tuple[int, int]]:
-        """Return every factor that has more than its baseline, with its target position."""
-        for (name, levels), position in zip(self.factors.items(), self.target, strict=True):
-            if position is None:
-                text = f"must name the level of {name} that is the reduction"
+    def reductions(self) -> dict[str, str]:
+        """Return the reduction of every factor that has one."""
+        found = {}
+        for factor, levels in self.factors.items():
+            if len(levels) > 2 and factor not in self.targets:  # any of them could be meant
+                text = f"must name the level of {factor} that is the reduction"
                 raise DesignError("target", f"{text}: {' or '.join(levels[1:])}")
-        return [(index, position) for index, position in enumerate(self.target) if position]
-
-    def change_baseline(self, changes: Mapping[int, int]) -> Positions:
-        """Return the baseline with some factors, by index, at other positions."""
-        return tuple(changes.get(index, 0) for index in range(len(self.factors)))
+            found[factor] = self.targets.get(factor, levels[-1])
+        return {factor: one for factor, one in found.items() if one != self.factors[factor][0]}
 
 
 class DesignError(Exception):
@@ -60,7 +58,7 @@ class Design:
     """One member of the family.
 
     Attributes:
-        positions: the function that gives the cells, the baseline among them; a cell may come
+        cells: the function that gives the cells, the baseline among them; a cell may come
             twice.
         notes: the function that gives remarks for the report, such as which effects are aliased.
         keys: the keys of a sweep that this design reads and others do not.
@@ -69,65 +67,64 @@ class Design:
     """
 
     title: str
-    positions: Callable[[DesignRequest], Iterator[Positions]]
+    cells: Callable[[DesignRequest], Iterator[Changes]]
     notes: Callable[[DesignRequest], tuple[str, ...]] = lambda _request: ()
     keys: frozenset[str] = frozenset()
     arguments: tuple[int, ...] = ()
     can_be_filtered: bool = True
 
 
-def full_factorial(request: DesignRequest) -> Iterator[Positions]:
+def full_factorial(request: DesignRequest) -> Iterator[Changes]:
     """Yield every combination."""
-    return product(*(range(len(levels)) for levels in request.factors.values()))
+    for levels in product(*request.factors.values()):
+        yield dict(zip(request.factors, levels, strict=True))
 
 
-def one_factor_at_a_time(request: DesignRequest) -> Iterator[Positions]:
+def one_factor_at_a_time(request: DesignRequest) -> Iterator[Changes]:
     """Yield the baseline, and each other level alone."""
-    yield request.change_baseline({})
-    for index, levels in enumerate(request.factors.values()):
-        for position in range(1, len(levels)):
-            yield request.change_baseline({index: position})
+    yield {}
+    for factor, levels in request.factors.items():
+        yield from ({factor: level} for level in levels[1:])
 
 
-def baseline_alone(request: DesignRequest) -> Iterator[Positions]:
+def baseline_alone(request: DesignRequest) -> Iterator[Changes]:  # noqa: ARG001
     """Yield the baseline, which all others are compared with; for more seeds of it."""
-    yield request.change_baseline({})
+    yield {}
 
 
-def leave_one_out(request: DesignRequest) -> Iterator[Positions]:
+def leave_one_out(request: DesignRequest) -> Iterator[Changes]:
     """Yield the baseline, all reductions together, and all but each one."""
-    reductions = dict(request.reductions())
-    yield request.change_baseline({})
-    yield request.change_baseline(reductions)
-    for left_out in reductions:
-        yield request.change_baseline({i: p for i, p in reductions.items() if i != left_out})
-
-
-def cumulative(request: DesignRequest) -> Iterator[Positions]:
-    """Yield the baseline, then one more reduction each time, in the order of the factors."""
     reductions = request.reductions()
+    yield {}
+    yield reductions
+    for left_out in reductions:
+        yield {factor: level for factor, level in reductions.items() if factor != left_out}
+
+
+def cumulative(request: DesignRequest) -> Iterator[Changes]:
+    """Yield the baseline, then one more reduction each time, in the order of the factors."""
+    reductions = list(request.reductions().items())
     for count in range(len(reductions) + 1):
-        yield request.change_baseline(dict(reductions[:count]))
+        yield dict(reductions[:count])
 
 
-def pairwise(request: DesignRequest) -> Iterator[Positions]:
+def pairwise(request: DesignRequest) -> Iterator[Changes]:
     """Yield the baseline, each other level alone, and every two of them together.
 
     These are the fewest cells that show every interaction of two factors against the baseline.
     """
     yield from one_factor_at_a_time(request)
-    others = [(n, range(1, len(levels))) for n, levels in enumerate(request.factors.values())]
-    for (first, first_levels), (second, second_levels) in combinations(others, 2):
-        for one, other in product(first_levels, second_levels):
-            yield request.change_baseline({first: one, second: other})
+    for (first, first_levels), (second, second_levels) in combinations(request.factors.items(), 2):
+        for one, other in product(first_levels[1:], second_levels[1:]):
+            yield {first: one, second: other}
 
 
-def hand_picked(request: DesignRequest) -> Iterator[Positions]:
+def hand_picked(request: DesignRequest) -> Iterator[Changes]:
     """Yield the baseline, and the cells that `cells` lists."""
-    if not request.cells:
+    if not request.listed:
         raise DesignError("design", "needs `cells:`; list at least one, as in - {heads: mqa}")
-    yield request.change_baseline({})
-    yield from request.cells
+    yield {}
+    yield from request.listed
 
 
 # Fractions
@@ -142,12 +139,13 @@ MAX_FREE = 16
 """The most factors that are not generated: a fraction has at most 2^16 cells."""
 
 
-def fractional_factorial(request: DesignRequest) -> Iterator[Positions]:
+def fractional_factorial(request: DesignRequest) -> Iterator[Changes]:
     """Yield the cells of the fraction."""
     generators = _choose_generators(request)
     for free in product((0, 1), repeat=len(request.factors) - len(generators)):
         generated = (sum(free[parent] for parent in parents) % 2 for parents in generators.values())
-        yield (*free, *generated)
+        cell = zip(request.factors.items(), (*free, *generated), strict=True)
+        yield {factor: levels[1] for (factor, levels), is_changed in cell if is_changed}
 
 
 _ROMAN = ("", "I", "II", "III", "IV", "V", "VI", "VII", "VIII", "IX", "X")

@@ -9,9 +9,8 @@ import pytest
 from kvlab.analysis.effects import estimate_main_effects
 from kvlab.analysis.interactions import SPLIT_SHARE, estimate_interactions
 from kvlab.analysis.matched_pairs import find_contrast
-from kvlab.spec.designs import DESIGNS
 from tests.support.cells import make_cells
-from tests.support.design_requests import make_request
+from tests.support.design_requests import list_positions, make_request
 
 FACTORS = dict.fromkeys("abcd", ("off", "on"))
 
@@ -125,7 +124,7 @@ def test_single_levels_and_all_together_have_one_interaction():
 @pytest.mark.parametrize(("count", "fraction"), [(3, 2), (4, 2), (5, 4), (7, 8)])
 def test_aliases_of_the_fractions_that_sweeps_have(count, fraction):
     """Two columns of signs that are equal or opposite over the fraction's own cells."""
-    positions = list(DESIGNS["fractional"].positions(make_request(*[2] * count, fraction=fraction)))
+    positions = list_positions("fractional", make_request(*[2] * count, fraction=fraction))
     names = "abcdefghij"[:count]
     factors = {name: (f"{name}0", f"{name}1") for name in names}
     cells = [tuple(f"{n}{i}" for n, i in zip(names, cell, strict=True)) for cell in positions]

@@ -3,7 +3,7 @@
 import pytest
 
 from kvlab.spec.designs import DESIGNS
-from tests.support.design_requests import make_request
+from tests.support.design_requests import list_positions, make_request
 from tests.support.spec_files import load_sweep_text
 
 FACTORS = """\
@@ -23,12 +23,11 @@ class DesignContract:
 
     @pytest.mark.parametrize("sizes", [(2, 2, 2), (2, 2, 2, 2, 2)])
     def test_it_gives_the_baseline_and_existing_positions_the_same_each_time(self, name, sizes):
-        request = make_request(*sizes, cells=((0, 1) + (0,) * (len(sizes) - 2),), fraction=2)
-        cells = list(DESIGNS[name].positions(request))
-        assert cells == list(DESIGNS[name].positions(request))
+        request = make_request(*sizes, listed=[{"b": "b1"}], fraction=2)
+        cells = list_positions(name, request)
+        assert cells == list_positions(name, request)
         assert (0,) * len(sizes) in cells
-        assert all(len(cell) == len(sizes) for cell in cells)
-        assert all(0 <= p < size for cell in cells for p, size in zip(cell, sizes, strict=True))
+        assert all(cell.keys() <= request.factors.keys() for cell in DESIGNS[name].cells(request))
         notes = DESIGNS[name].notes(make_request(2, 2, 2, fraction=2))
         assert all(isinstance(note, str) and "\n" not in note for note in notes)
 

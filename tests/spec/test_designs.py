@@ -7,11 +7,11 @@ import pytest
 
 from kvlab.spec.designs import DESIGNS
 from tests.contracts.design_contract import DesignContract
-from tests.support.design_requests import make_request
+from tests.support.design_requests import list_positions, make_request
 
 
 def cells(name, *sizes, **options):
-    positions = DESIGNS[name].positions(make_request(*sizes, **options))
+    positions = list_positions(name, make_request(*sizes, **options))
     return ["".join(map(str, cell)) for cell in positions]
 
 
@@ -58,7 +58,7 @@ def column(table, effect):
 )
 def test_chosen_fractions_have_the_best_resolution(count, fraction, resolution):
     request = make_request(*[2] * count, fraction=fraction)
-    table = signs(FRACTIONAL.positions(request))
+    table = signs(list_positions("fractional", request))
     assert len({tuple(row) for row in table}) == len(table) == 2**count // fraction
     shortest = min(
         size
