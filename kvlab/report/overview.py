@@ -315,7 +315,7 @@ def write_lead(study: Study) -> list[doc.Paragraph]:
             found = _describe_cell(study, best)
             return [texts.write("lead of one cell", "lead", study=study, best=found)]
     if not study.values(study.baseline, metric):
-        text = "The baseline has no finished trial yet: no cost is known."
+        text = f"No trial of the baseline has {fmt.short_title(metric)} yet: no cost is known."
         return [doc.Paragraph((text,), tone="lead")]
     smaller = [one for levels, one in study.comparisons.items() if factor(levels) > 1]
     free = _list_free_effects(study)

@@ -78,6 +78,8 @@ class Limit(spec.SpecModel):
     def _find_problems(self) -> spec.Problems:
         if self.at_most is None and self.at_least is None:
             yield "at_most", "and at_least are both missing; give one"
+        elif self.at_most is not None and (self.at_least or self.at_most) > self.at_most:
+            yield "at_least", f"is above at_most = {self.at_most:g}; lower it"
 
 
 Fraction = Annotated[float, Field(gt=0.0, lt=1.0)]

@@ -171,7 +171,7 @@ def validate_data(
     except ValidationError as error:
         field_errors = list_field_errors(error, root, data)
     problems = []
-    for path, message, at_key in field_errors:
+    for path, message, at_key, _ in field_errors:
         dotted, problem = ".".join(map(str, path)), document.problem(path, message, at_key=at_key)
         for key, value in overrides.items():
             if f"{dotted}.".startswith(f"{key}."):

@@ -327,7 +327,7 @@ class Sweep(spec.SpecModel):
         The location is the level whose patch sets the key; else a level that sets another key of
         the same section, with the cell named; else the base experiment.
         """
-        path, message, at_key = error
+        path, message, at_key, _ = error
         dotted = ".".join(map(str, path))
         problem = self.source.document.problem
         set_keys = [

@@ -19,11 +19,13 @@ class FieldError(NamedTuple):
     Attributes:
         message: the whole line, beginning with the dotted path.
         at_key: whether the key itself is at fault, not its value.
+        is_rule: whether other keys could mend it, as a rule of a whole section finds it.
     """
 
     path: Path
     message: str
     at_key: bool = False
+    is_rule: bool = False
 
 
 _MESSAGES: dict[str, str] = {
@@ -77,7 +79,8 @@ def list_field_errors(error: ValidationError, root: type[BaseModel], data: Any) 
             for name, message in context["rules"]:  # of `raise_problems`, in the section at path
                 keys = (int(key) if key.isdecimal() else key for key in name.split(".") if key)
                 field = (*path, *keys)
-                errors.append(FieldError(field, f"{_format_field(field, data)} {message}"))
+                text = f"{_format_field(field, data)} {message}"
+                errors.append(FieldError(field, text, is_rule=True))
         elif path[-1:] == ("[key]",):
             section = ".".join(map(str, path[:-2]))
             message = f"{section}: {path[-2]} {_error_message(item, context)}"

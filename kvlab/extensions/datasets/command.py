@@ -169,7 +169,7 @@ def _read_data_config(target: str, changes: dict[str, Any]) -> DataConfig:
         return DataConfig.model_validate(values)
     except ValidationError as error:
         problems = list_field_errors(error, DataConfig, values)
-    raise UsageError("\n".join(message for _, message, _ in problems))
+    raise UsageError("\n".join(one.message for one in problems))
 
 
 def _print_progress(line: str) -> None:

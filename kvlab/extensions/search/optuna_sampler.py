@@ -17,11 +17,15 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Literal
 
-from kvlab.errors import SpecError
+from pydantic import ValidationError
+
 from kvlab.extensions.search.history import Observation
 from kvlab.humanize import suggest_name, summarize_error
+from kvlab.spec.experiment import Experiment
+from kvlab.spec.overrides import apply_patch
 from kvlab.spec.search_config import Limit, SearchConfig, split_sampler
 from kvlab.spec.sweep import Sweep
+from kvlab.spec.validation_errors import list_field_errors, raise_once
 from kvlab.spec.yaml_reader import Key
 from kvlab.store.metrics import METRICS
 from kvlab.sweep.planning.planner import PlannedTrial
@@ -193,11 +197,11 @@ PLANNED_METRICS = {
 
 
 def check_search(sweep: Sweep) -> None:
-    """Raise SpecError unless Optuna has the sampler and takes its arguments, and every objective
-    and limit is a metric that is planned or measured."""
+    """Raise SpecError unless Optuna has the sampler and takes its arguments, every key of the space
+    can have its values, and every objective and limit is a metric that is planned or measured."""
     search = sweep.search
     assert search is not None, "only for sweeps with a search"
-    found: list[tuple[tuple[Key, ...], str]] = [*_check_sampler(search)]
+    found: list[tuple[tuple[Key, ...], str]] = [*_check_sampler(search), *_check_space(sweep)]
     usable = [m for m, metric in METRICS.items() if metric.better != "neither"]
     names = [*PLANNED_METRICS, *usable]
     asked: list[tuple[str, Key, str]] = [("limits", name, name) for name in search.limits]
@@ -210,8 +214,7 @@ def check_search(sweep: Sweep) -> None:
         elif section == "objectives" and name not in names:
             why = "of which neither more nor less is better; use another"
             found.append((("search", section, key), f"{text}, {why}"))
-    if found:
-        raise SpecError([sweep.source.document.problem(*one) for one in found])
+    raise_once(sweep.source.document.problem(*one) for one in found)
 
 
 def _check_sampler(config: SearchConfig) -> Iterator[tuple[tuple[Key, ...], str]]:
@@ -246,6 +249,27 @@ def _check_sampler(config: SearchConfig) -> Iterator[tuple[tuple[Key, ...], str]
             history.append(replace(one, state="ok", values=[value] * len(directions)))
     except (ValueError, TypeError, ImportError, AttributeError) as error:
         yield path, f"search.sampler: Optuna refuses {class_name}: {summarize_error(error)}"
+
+
+def _check_space(sweep: Sweep) -> Iterator[tuple[tuple[Key, ...], str]]:
+    """Yield unknown keys, and values that are wrong whatever the other keys have, by their paths."""
+    search = sweep.search
+    assert search is not None, "only for sweeps with a search"
+    tried: list[tuple[tuple[Key, ...], str, Any]] = []
+    for key, values in search.choices.items():
+        tried += [(("choices", key, number), key, value) for number, value in enumerate(values)]
+    for key, interval in search.ranges.items():
+        kind = int if interval.whole else float
+        ends = (("low", kind(interval.low)), ("high", kind(interval.high)))
+        tried += [(("ranges", key, name), key, end) for name, end in ends]
+    for path, key, value in tried:
+        data = apply_patch(sweep.source.base, {key: value})
+        try:
+            Experiment.model_validate(data)
+        except ValidationError as error:
+            for one in list_field_errors(error, Experiment, data):
+                if not one.is_rule:
+                    yield ("search", *path[: 2 if one.at_key else 3]), f"search.{path[0]}: {one.message}"
 
 
 def objective_direction(objective: str) -> Direction:

@@ -161,7 +161,9 @@ class Searcher:
             planned = self._suggest()
             if planned is not None:
                 return planned
-        self.stop_reason = f"the last {MAX_FRUITLESS_SUGGESTIONS} suggestions led to nothing new"
+        last = self.suggestions[-1].skip_reason
+        text = f"the last {MAX_FRUITLESS_SUGGESTIONS} suggestions led to nothing new"
+        self.stop_reason = f"{text}; the last one {last}"
         return self._promote_next(is_last=not open_trials)
 
     def tell(self, planned: PlannedTrial, status: str) -> None:
@@ -169,10 +171,11 @@ class Searcher:
         result = (self._store.result(planned.trial.id) or {}) if status == "done" else {}
         metrics = {**sampler.planned_metrics(planned), **result.get("measurements", {})}
         ended = [s for s in self.suggestions if s.trial_id == planned.trial.id and s.is_open]
+        needed = (*self._config.objectives, *self._config.limits)
         for observation in (suggestion.observation for suggestion in ended):
             if status == "diverged":
                 observation.state, observation.violations = "beyond", {"diverged": 1.0}
-            elif status != "done" or any(n not in metrics for n in self._config.objectives):
+            elif status != "done" or any(n not in metrics for n in needed):
                 observation.state = "lost"
             else:
                 observation.values = [float(metrics[n]) for n in self._config.objectives]

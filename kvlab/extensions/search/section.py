@@ -222,6 +222,8 @@ def _reasons(study: Study, search: SearchResults, one: SuggestedTrial, kind: str
     elif kind in ("failed", "diverged"):
         error = record.get("error") or {}
         lines = str(error.get("message") or "").splitlines()
+        if row is not None and row.status == "done":
+            lines = ["it does not measure every objective and limit"]
         yield ": ".join(filter(None, [str(error.get("class") or ""), *lines[:1]]))
     else:
         for violation, share in one.violations.items():

@@ -47,6 +47,13 @@ def test_what_is_impossible_or_breaks_a_known_limit_is_never_trained(tmp_path):
     assert len(store.trial_ids()) == 7
 
 
+def test_a_trial_without_a_limited_number_does_not_keep_the_limit(tmp_path):
+    text = SEARCH.replace("trials: 12", "trials: 2\n  limits: {loss_beyond: {at_most: 9}}")
+    _, search, driver = searching(tmp_path, text)
+    driver.run()
+    assert {p.observation.state for p in search.suggestions if p.has_trial} == {"lost"}
+
+
 def test_a_small_space_ends_when_nothing_new_is_suggested(tmp_path, monkeypatch):
     monkeypatch.setattr("kvlab.extensions.search.searcher.MAX_FRUITLESS_SUGGESTIONS", 12)
     text = SEARCH.replace(
@@ -55,7 +62,8 @@ def test_a_small_space_ends_when_nothing_new_is_suggested(tmp_path, monkeypatch)
     text = text.replace("trials: 12", "trials: 12\n  sampler: random")
     store, search, driver = searching(tmp_path, text)
     assert driver.run().exit_code == 0
-    assert search.stop_reason == "the last 12 suggestions led to nothing new"
+    reason = "the last 12 suggestions led to nothing new; the last one computes the same as "
+    assert search.stop_reason.startswith(reason)
     assert sum(p.has_trial for p in search.suggestions) == 2
     assert len(store.trial_ids()) == 2  # n_kv_head = 2 is the base experiment
 
@@ -142,6 +150,9 @@ def test_the_history_of_another_search_is_not_mixed_in(tmp_path, searched):
          "s.yaml:8:16: search.objectives names los, which is not measured; did you mean loss?"),
         ("[loss]", "[loss_tokens]", "of which neither more nor less is better"),
         ("seed: 3", "limits: {nothing: {at_most: 1}}", "search.limits names nothing"),
+        ("seed: 3", "limits: {loss: {at_most: 1, at_least: 2}}", "at_least = 2 is above at_most = 1"),
+        ("model.n_kv_head", "model.n_kv_hed", "is not a known key; did you mean n_kv_head?"),
+        ("training.learning_rate", "model.n_embd", "model.n_embd = 0.0001 is not a whole number"),
     ],
 )  # fmt: skip
 def test_refusals(tmp_path, old, new, expected):
