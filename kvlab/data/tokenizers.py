@@ -45,13 +45,19 @@ class Tokenizer(ABC):
         """Return the ids of ``text``, shape (tokens,)."""
 
     @abstractmethod
-    def decode_array(self, ids: npt.NDArray[np.integer]) -> bytes:
-        """Return the bytes of ids that this tokenizer gave; ``end_of_text`` becomes the text
-        ``<|endoftext|>``."""
+    def _decode_text(self, ids: npt.NDArray[np.integer]) -> bytes:
+        """Return the bytes of ids without `end_of_text`."""
 
     @abstractmethod
     def token_bytes(self) -> npt.NDArray[np.int64]:
         """Return the bytes of text of each token, shape (vocab_size,); 0 for `end_of_text`."""
+
+    def decode_array(self, ids: npt.NDArray[np.integer]) -> bytes:
+        """Return the bytes of ids that this tokenizer gave; ``end_of_text`` becomes the text
+        ``<|endoftext|>``."""
+        documents = np.split(ids, np.flatnonzero(ids == self.end_of_text))
+        parts = (self._decode_text(part[part < self.end_of_text]) for part in documents)
+        return END_OF_TEXT.encode().join(parts)
 
     def encode(self, text: str) -> list[int]:
         ids: list[int] = self.encode_array(text).tolist()
@@ -93,10 +99,8 @@ class ByteTokenizer(Tokenizer):
     def encode_array(self, text: str) -> npt.NDArray[np.uint32]:
         return np.frombuffer(encode_utf8(text), np.uint8).astype(np.uint32)
 
-    def decode_array(self, ids: npt.NDArray[np.integer]) -> bytes:
-        documents = np.split(ids, np.flatnonzero(ids == self.end_of_text))
-        parts = [part[part < 256].astype(np.uint8).tobytes() for part in documents]
-        return END_OF_TEXT.encode().join(parts)
+    def _decode_text(self, ids: npt.NDArray[np.integer]) -> bytes:
+        return ids.astype(np.uint8).tobytes()
 
     def token_bytes(self) -> npt.NDArray[np.int64]:
         return np.array([1] * 256 + [0])
@@ -134,10 +138,8 @@ class SymbolTokenizer(Tokenizer):
             raise DataError(f"the tokenizer {self.name} has no symbol for {other!r}; {hint}")
         return ids.astype(np.uint32)
 
-    def decode_array(self, ids: npt.NDArray[np.integer]) -> bytes:
-        documents = np.split(ids, np.flatnonzero(ids == self.end_of_text))
-        parts = [symbols_to_text(part[part < self.end_of_text]).encode() for part in documents]
-        return END_OF_TEXT.encode().join(parts)
+    def _decode_text(self, ids: npt.NDArray[np.integer]) -> bytes:
+        return symbols_to_text(ids).encode()
 
     def token_bytes(self) -> npt.NDArray[np.int64]:
         return np.array([SYMBOL_BYTES] * self.end_of_text + [0])
@@ -167,7 +169,7 @@ class BytePairTokenizer(Tokenizer):
         except UnicodeEncodeError:
             return self._encoding.encode_to_numpy(encode_utf8(text).decode(), disallowed_special=())
 
-    def decode_array(self, ids: npt.NDArray[np.integer]) -> bytes:
+    def _decode_text(self, ids: npt.NDArray[np.integer]) -> bytes:
         return self._encoding.decode_bytes(ids.tolist())
 
     def token_bytes(self) -> npt.NDArray[np.int64]:

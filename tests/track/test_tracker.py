@@ -95,14 +95,6 @@ def test_mirroring_twice_changes_nothing_at_all(made, monkeypatch):
     assert database(store) == before
 
 
-def test_rebuilt_after_the_database_is_gone(made, runs, tmp_path):
-    store, report = made
-    target = tmp_path / "store"
-    shutil.copytree(store, target, ignore=shutil.ignore_patterns("mlflow.db", "mlartifacts"))
-    Tracker(target).mirror("made", report)
-    assert read_contents(target) == runs
-
-
 def test_results_that_change_or_go_take_their_runs_along_and_no_others(copy):
     client = store_client(copy)
     experiment = client.get_experiment_by_name("made").experiment_id
