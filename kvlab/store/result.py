@@ -57,12 +57,8 @@ def classify_error(error: BaseException) -> FailureClass:
     for types, kind in _CLASSES:
         if isinstance(error, types):
             return kind
-    match classify_oom(error):
-        case "device":
-            return "device_memory"
-        case "host":
-            return "host_memory"
-    return "bug"
+    memory: dict[str | None, FailureClass] = {"device": "device_memory", "host": "host_memory"}
+    return memory.get(classify_oom(error), "bug")
 
 
 @dataclass(frozen=True)
