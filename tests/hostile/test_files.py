@@ -12,9 +12,8 @@ import pyarrow as pa
 import pytest
 from pyarrow import parquet
 
-from kvlab.data.hellaswag_dataset import get_hellaswag_file
 from kvlab.data.sources.local_files import LocalFiles
-from kvlab.data.text_formats import read_documents
+from kvlab.data.text_formats import read_decompressed, read_documents
 from kvlab.errors import DataError, SpecError, StoreError
 from kvlab.spec import DataConfig, load_experiment
 from kvlab.store import Store
@@ -140,7 +139,7 @@ def test_a_bomb_is_unpacked_to_a_limit(tmp_path, monkeypatch, kind):
         line = b'{"text": "a"}\n' if "json" in kind else b"a" * 10
         path.write_bytes(gzip.compress(line * 60_000))
     with pytest.raises(DataError, match=r"bomb\..* unpacks to more than 200 times its size"):
-        get_hellaswag_file(file=path) if "hella" in kind else list(read_documents(path))
+        read_decompressed(path) if "hella" in kind else list(read_documents(path))
 
 
 def test_a_line_has_an_end_and_a_mark_of_byte_order_is_no_text(tmp_path, monkeypatch):
@@ -169,7 +168,7 @@ def test_pipes_devices_and_loops_are_no_text(tmp_path):
         with pytest.raises(DataError, match="does not exist|a pipe or a device"):
             LocalFiles().identity(texts(folder / name))
     with pytest.raises(DataError, match="no regular file"):
-        get_hellaswag_file(file=tmp_path / "pipe" / "pipe.txt")
+        read_decompressed(tmp_path / "pipe" / "pipe.txt")
     (tmp_path / "pipe" / "pipe.txt").unlink()
     (tmp_path / "pipe" / "again").symlink_to(tmp_path / "pipe")  # a folder that contains itself
     assert len(list(LocalFiles().units(texts(tmp_path / "pipe"), print))) == 1

@@ -37,7 +37,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
     get = _add_action(actions, "get", "get an evaluation set and check it", _run_get)
     get.add_argument("name", choices=["hellaswag"])
-    get.add_argument("--file", help="copy it from this file instead of searching for it")
 
     prepare = _add_action(actions, "prepare", "turn text into tokens, once", _run_prepare)
     prepare.add_argument("target", help=f"an experiment file, or a source: {', '.join(SOURCES)}")
@@ -63,7 +62,7 @@ def _add_action(
 
 
 def _run_get(options: argparse.Namespace) -> None:
-    path = hellaswag_dataset.get_hellaswag_file(_print_progress, options.file)
+    path = hellaswag_dataset.get_hellaswag_file(_print_progress)
     items, licence = hellaswag_dataset.HELLASWAG_ITEMS, hellaswag_dataset.HELLASWAG_LICENCE
     facts = {"name": "hellaswag", "path": str(path), "items": items, "licence": licence}
     facts["sha256"] = hellaswag_dataset.HELLASWAG_SHA256
