@@ -64,65 +64,6 @@ def test_one_seed_claims_nothing_and_two_quote_no_detectable_difference(tmp_path
     assert effect(found, "heads=mqa").detectable is None
 
 
-class Planted(Record):
-    """One K/V head costs 0.06 more beside trained sharing."""
-
-    def loss(self, levels, seed):
-        extra = levels["heads"] == "mqa" and levels["sharing"] == "trained"
-        return super().loss(levels, seed) + (0.06 if extra else 0.0)
-
-
-def plant(tmp_path, *sharing):
-    factors = {"heads": ("mha", "mqa"), "position": ("learned", "rope"), "sharing": sharing}
-    record = Planted(seeds=tuple(range(6)), factors=factors)
-    return Study.load(record.write(tmp_path), "made")
-
-
-def test_a_level_whose_settings_disagree_is_estimated_beside_each(tmp_path):
-    found = {one.name: one for one in plant(tmp_path, "none", "trained").effects("loss")}
-    alone, beside = (found[f"heads=mqa at sharing={level}"] for level in ("none", "trained"))
-    assert alone.at == (("sharing", "none"),)
-    assert alone.low <= EFFECTS["mqa"] <= alone.high
-    assert beside.low <= EFFECTS["mqa"] + 0.06 <= beside.high
-    assert alone.high < beside.low
-    assert alone.over_all.value == pytest.approx((alone.value + beside.value) / 2)
-    assert [len(one.by_setting) for one in (alone, beside)] == [2, 2], "over both positions"
-    sharing = [found[f"sharing=trained at heads={level}"] for level in ("mha", "mqa")]
-    assert [one.value for one in sharing] == pytest.approx([0.08, 0.14], abs=0.02)
-    assert found["position=rope"].at == ()
-    # every level has a third of the error, which its two parts share
-    levels = {name: one.level for name, one in found.items()}
-    assert levels.pop("position=rope") == pytest.approx(0.05 / 3)
-    assert list(levels.values()) == pytest.approx([0.05 / 6] * 4)
-
-
-class Cliff(Record):
-    """One K/V head is beside rotary positions of two kinds alone, and beside one costs 0.06 more."""
-
-    def loss(self, levels, seed):
-        extra = levels["heads"] == "mqa" and levels["position"] == "far"
-        return super().loss(levels, seed) + (0.06 if extra else 0.0)
-
-
-@pytest.mark.parametrize("order", [("heads", "position"), ("position", "heads")])
-def test_settings_are_told_apart_where_none_has_the_other_factors_baseline_level(tmp_path, order):
-    def exclude(levels):
-        return levels["heads"] == "mqa" and levels["position"] == "learned"
-
-    levels = {"heads": ("mha", "mqa"), "position": ("learned", "rope", "far")}
-    factors = {factor: levels[factor] for factor in order}
-    record = Cliff(seeds=tuple(range(6)), factors=factors, exclude=exclude)
-    made = Study.load(record.write(tmp_path), "made")
-    (pair,) = made.interactions("loss")
-    assert pair.against == (("position", "rope"),)
-    assert pair.low <= 0.06 <= pair.high
-    assert pair.is_significant
-    found = {one.name: one for one in made.effects("loss") if one.claim == "heads=mqa"}
-    assert found.keys() == {"heads=mqa at position=rope", "heads=mqa at position=far"}
-    for name, cost in zip(found, (EFFECTS["mqa"], EFFECTS["mqa"] + 0.06), strict=True):
-        assert found[name].low <= cost <= found[name].high
-
-
 def test_levels_without_a_partner_are_not_guessed(tmp_path):
     """Two factors that always move together cannot be told apart."""
 

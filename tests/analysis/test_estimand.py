@@ -51,26 +51,6 @@ def cells_in(effect):
     return {cell for cell, weight in effect.weights.items() if weight}
 
 
-def test_a_broken_cell_does_not_move_the_effect_of_a_trained_level():
-    """Tied layers with one K/V head cost 5 nats more; one K/V head itself costs 0.1."""
-    study = tied_study(cost=lambda c: (c[0] == "mqa") * (0.1 + 5 * (c[2] == "tied")))
-    found = {effect.name: effect for effect in study.effects("loss_served")}
-    assert found["heads=mqa"].value == pytest.approx(0.1, abs=0.02)
-    ties = {name: one.value for name, one in found.items() if name.startswith("sharing=tied")}
-    settings = itertools.product(("mha", "mqa"), ("learned", "rope"))
-    assert [*ties] == [f"sharing=tied at heads={h}, position={p}" for h, p in settings]
-    assert [*ties.values()] == pytest.approx([1.0, 1.0, 6.0, 6.0]), "against the same weights"
-
-
-def test_over_says_which_levels_enter():
-    over_all = tied_study(decide={"over": {"sharing": ["none", "trained", "tied"]}})
-    heads = next(e for e in over_all.effects("loss_served") if e.claim == "heads=mqa")
-    assert cells_in(heads) == set(CELLS)
-    alone = tied_study(decide={"over": {"sharing": ["trained"]}})
-    heads = next(e for e in alone.effects("loss_served") if e.claim == "heads=mqa")
-    assert {cell[2] for cell in cells_in(heads)} == {"trained"}
-
-
 def test_a_change_without_a_setting_served_as_trained_takes_all_settings():
     """Weights that are only ever served tied are compared so."""
     cells = [cell for cell in CELLS if cell[2] == "tied" or cell[:2] == ("mha", "learned")]

@@ -6,7 +6,6 @@ from itertools import combinations, product
 import numpy as np
 import pytest
 
-from kvlab.analysis.effects import estimate_main_effects
 from kvlab.analysis.interactions import SPLIT_SHARE, estimate_interactions
 from kvlab.analysis.matched_pairs import find_contrast
 from tests.support.cells import make_cells
@@ -81,25 +80,6 @@ def sweep(random, effects, seeds, design=HALF):
         known = sum(value for names, value in effects.items() if set(names) <= on)
         losses[levels] = 4 + shared + random.normal(0, 0.01, seeds) + known
     return make_cells(losses)
-
-
-def test_known_effects_of_a_fraction_are_found():
-    random = np.random.default_rng(22)
-    cells = sweep(random, {"a": 0.10, "c": -0.05, "bd": 0.08}, 4)
-    # An interaction of two factors halves itself into each one's main effect (over the other).
-    truth = {"a": 0.10, "b": 0.04, "c": -0.05, "d": 0.04}
-    for one in estimate_main_effects(cells, FACTORS, "loss"):
-        assert one.estimate.low < truth[one.change[0][0]] < one.estimate.high
-        assert one.is_significant
-    found = {one.name: one for one in estimate_interactions(cells, FACTORS, "loss")}
-    assert len(found) == 3, "six pairs are three contrasts"
-    pair = found["a=on and c=on"]
-    assert pair.same_as == ((1, change("b", "d")),), "one number under both names"
-    assert pair.is_significant
-    assert pair.estimate.low < 0.08 < pair.estimate.high
-    assert pair.aliases == ()
-    assert not found["a=on and b=on"].is_significant
-    assert pair.level == pytest.approx(SPLIT_SHARE * 0.05 / 3)
 
 
 CORNER = [("off",) * 4, *(("off",) * i + ("on",) + ("off",) * (3 - i) for i in range(4))]

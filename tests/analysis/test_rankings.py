@@ -27,15 +27,6 @@ def test_cells_are_ranked_at_seeds_that_they_share_with_the_baseline():
     assert (unlinked.levels, unlinked.largest_loss) == (("c0",), 0.0)
 
 
-def test_two_cells_are_the_paired_t_test():
-    table = np.random.default_rng(2).normal(4, 0.1, (2, 6))
-    found = made(table).difference(("c1",), ("c0",))
-    theirs = stats.ttest_rel(table[1], table[0])
-    interval = theirs.confidence_interval()
-    assert (found.low, found.high) == pytest.approx((interval.low, interval.high), rel=1e-6)
-    assert found.p == pytest.approx(theirs.pvalue, rel=1e-6)
-
-
 def brute_force_best(table, higher):
     """Multiple comparisons with the best, cell by cell and pair by pair.
 

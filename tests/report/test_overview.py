@@ -9,17 +9,13 @@ from kvlab.analysis.study import Study
 from kvlab.analysis.verdicts import judge_interval
 from kvlab.report import answer_text
 from kvlab.report import formatting as fmt
-from kvlab.report.document import Figure, Line, Strong, Table
-from kvlab.report.overview import report_overview, write_lead
+from kvlab.report.document import Strong
+from kvlab.report.overview import write_lead
 from tests.report.reading import load
-from tests.support.record_factory import Record, no_learned_hybrid
+from tests.support.record_factory import Record
 
 HEADS = {"heads": ("mha", "mqa")}
 MARGIN = 0.05
-
-
-def contents(study, kind):
-    return {c.name: c for c in report_overview(study) if isinstance(c, kind)}
 
 
 @pytest.mark.parametrize(("share", "is_close"), [(0.8, False), (0.93, True), (1.07, True)])
@@ -34,41 +30,6 @@ def test_the_answer_names_what_ends_close_to_the_margin(tmp_path, share, is_clos
     assert [f"heads=mqa (its interval ends at {ends})" in line for line in close] == [
         True
     ] * is_close
-
-
-def test_figures_pair_with_the_table(tmp_path):
-    """Bars are the intervals of the table, around paired differences; seeds average to them."""
-    study = load(Record(exclude=no_learned_hybrid), tmp_path)
-    (facts,) = (c for c in report_overview(study) if getattr(c, "tone", "") == "muted")
-    said = "970 k to 1 M parameters · 614 k training tokens · 3 seeds · 54 of 54"
-    assert facts.spans[0].startswith(said)
-    found, (table,) = contents(study, Figure), contents(study, Table).values()
-    assert list(found) == ["pareto", "effects"]
-    rows = {row.cells[0].text: row for row in table.rows}
-    size = [column.title for column in table.columns].index("K/V cache")
-    inside, beyond, steps, front, references = (
-        layer.points if not isinstance(layer, Line) else layer
-        for layer in found["pareto"].plot.layers
-    )
-    # rotary positions save no byte, so their cell is the reference of those that have them
-    assert [(one.y, one.y_range) for one in references] == [(0.0, None)] * 2
-    assert len(front) > 2
-    for point in front:
-        row = rows[point.label]
-        assert point.y == pytest.approx(row.cells[3].value)
-        assert point.y_range == pytest.approx(row.cells[4].csv)
-        assert sum(point.seeds) / len(point.seeds) == pytest.approx(point.y)
-        assert point.x == row.cells[size].value
-    assert all(p.y_range is None for p in (*inside, *beyond))
-    for one, other in zip(steps.points, steps.points[1:], strict=False):
-        assert one.x == other.x or one.y == other.y, "no sloping line"
-    # cells with an untrained tie are far worse, and named where they are cut
-    assert 0 < max(p.y for p in beyond) < 1.0
-    assert all("tied" in p.tip[0] for p in beyond)
-    forest = [p for layer in found["effects"].plot.layers for p in layer.points]
-    assert len(forest) == 5
-    for point in forest:
-        assert sum(point.seeds) / 3 == pytest.approx(point.x)
 
 
 # What the first sentences say does not turn on the last digit of an interval's end.
