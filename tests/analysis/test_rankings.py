@@ -1,6 +1,7 @@
 """Rankings: unequal seeds, pooled differences, the best of many, by hand and by simulation."""
 
 import math
+from itertools import permutations
 
 import numpy as np
 import pytest
@@ -9,6 +10,7 @@ from hypothesis import strategies as st
 from scipy import stats
 
 from kvlab.analysis.rankings import Ranking
+from tests.report.reference_errors import Difference, do_seeds_explain, pool_errors
 from tests.studies.null_sweeps import NO_PAIRS, rank
 
 
@@ -30,48 +32,27 @@ def test_cells_are_ranked_at_seeds_that_they_share_with_the_baseline():
 def brute_force_best(table, higher):
     """Multiple comparisons with the best, cell by cell and pair by pair.
 
-    The pooled variance is the mean variance of the differences from the first cell, over the
-    squared length of these contrasts: over seeds of the differences where seeds explain something,
-    else of both cells' trainings. Its degrees of freedom are Satterthwaite's, with equal variances
-    and with those that were found.
+    Errors are those of `tests.report.reference_errors`, pooled over the differences from c0.
     """
-    loss = -table if higher else table
-    n_cells, n_seeds = loss.shape
-    differences = loss[1:] - loss[0]
-    variances = loss.var(axis=1, ddof=1)
-    residuals = loss - loss.mean(1)[:, None] - loss.mean(0)[None, :] + loss.mean()
-    left_df = (n_cells - 1) * (n_seeds - 1)
-    of_seeds = n_cells * loss.mean(0).var(ddof=1) / ((residuals**2).sum() / left_df)
-    is_paired = n_cells <= 3 or stats.f.sf(of_seeds, n_seeds - 1, left_df) < 0.05
-    contrasts = np.hstack([-np.ones((n_cells - 1, 1)), np.eye(n_cells - 1)])
-    pooled, effective = differences.var(axis=1, ddof=1).mean() / 2, math.inf
-    for noise in (np.ones(n_cells), (residuals**2).sum(1)):
-        covariance = contrasts @ np.diag(noise) @ contrasts.T
-        freedom = (n_seeds - 1) * np.trace(covariance) ** 2 / (covariance**2).sum()
-        effective = min(effective, freedom)
-    if not is_paired:
-        shares = (contrasts**2).mean(axis=0) / 2
-        pooled, effective = shares @ variances, math.inf
-        for parts in (shares, shares * (residuals**2).sum(1)):
-            effective = min(effective, (n_seeds - 1) * parts.sum() ** 2 / (parts**2).sum())
-    left, bounds = [], {}
-    for one in range(n_cells):
-        ends = {}
-        for other in set(range(n_cells)) - {one}:
-            values = loss[one] - loss[other]
-            own, own_df = values.var(ddof=1), n_seeds - 1
-            if not is_paired:
-                pair = variances[[one, other]]
-                own, own_df = pair.sum(), (n_seeds - 1) * pair.sum() ** 2 / (pair**2).sum()
-            freedom = effective if 2 * pooled >= own else math.sqrt(effective * own_df)
-            error = math.sqrt(max(own, 2 * pooled) / n_seeds)
-            ends[other] = values.mean() - stats.t.isf(0.05 / (n_cells - 1), freedom) * error
-        bounds[one] = ends
-        if max(ends.values()) <= 0:
-            left.append(one)
-    best = min(left, key=lambda one: loss[one].mean())
+    losses = {f"c{i}": dict(enumerate(row)) for i, row in enumerate((1 - 2 * higher) * table)}
+
+    def subtract(one, other):
+        by_seed = {seed: value - losses[other][seed] for seed, value in losses[one].items()}
+        return Difference((), by_seed, {one: 1.0, other: -1.0}, {}, 1.0)
+
+    from_first = [subtract(cell, "c0") for cell in losses if cell != "c0"]
+    larger = pool_errors([(one, one.weights) for one in from_first], losses)
+    bounds = {cell: {} for cell in losses}
+    for one, other in permutations(losses, 2):
+        found = subtract(one, other)
+        found = larger(found, found.weights)
+        reach = stats.t.isf(0.05 / (len(losses) - 1), found.df) * found.error
+        bounds[one][other] = found.value - reach
+    left = [cell for cell, ends in bounds.items() if max(ends.values()) <= 0]
+    best = min(left, key=lambda cell: sum(losses[cell].values()))
     rivals = set(left) - {best}
-    return best, rivals, max([0, *(-bounds[i][best] for i in rivals)]), is_paired
+    is_paired = len(losses) <= 3 or do_seeds_explain(losses)
+    return best, rivals, max([0, *(-bounds[one][best] for one in rivals)]), is_paired
 
 
 @pytest.mark.parametrize("higher", [False, True])
@@ -85,8 +66,8 @@ def test_the_best_by_brute_force(higher):
         ranking = made(table, higher_is_better=higher)
         found = ranking.best(ranking.cells)
         best, rivals, bound, is_paired = brute_force_best(table, higher)
-        assert found.levels == (f"c{best}",)
-        assert set(found.rivals) == {(f"c{i}",) for i in rivals}
+        assert found.levels == (best,)
+        assert set(found.rivals) == {(cell,) for cell in rivals}
         assert found.largest_loss == pytest.approx(bound)
         seen.add(len(rivals))
         kinds.add(is_paired)

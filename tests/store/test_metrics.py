@@ -1,20 +1,33 @@
 """The table of metrics, and metrics that are derived from others."""
 
+import json
+import re
+from typing import get_args, get_type_hints
+
 import pytest
 
 from kvlab.spec import ModelConfig
 from kvlab.store.metrics import METRICS, Metric, collect_metrics
 from kvlab.track.run_description import tracked_metrics
-from tests.contracts.metric_contract import MetricContract
 from tests.support.record_factory import FACTORS, Record
 
+
+@pytest.mark.parametrize("name", METRICS)
+class TestMetrics:
+    def test_name_title_direction_and_value(self, name):
+        assert re.fullmatch(r"[a-z][a-z0-9_]*", name)
+        assert len(name) <= 250, "MLflow's longest metric name"
+        metric = METRICS[name]
+        assert metric.title.strip() == metric.title != ""
+        assert metric.better in get_args(get_type_hints(Metric)["better"])
+        titles = [other.title for other in METRICS.values()]
+        assert titles.count(metric.title) == 1, "tables tell metrics apart by their titles"
+        result = json.loads(json.dumps({"measurements": {name: 0.5}}))
+        assert collect_metrics(result)[name] == 0.5
+        assert name not in collect_metrics({"measurements": None})
+
+
 FIRST = {factor: levels[0] for factor, levels in FACTORS.items()}
-
-
-class TestMetrics(MetricContract):
-    @pytest.fixture(params=METRICS)
-    def name(self, request):
-        return request.param
 
 
 @pytest.mark.parametrize(
