@@ -1,7 +1,7 @@
 """Format numbers: a true minus sign, fixed digits, bytes in KiB and MiB."""
 
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from typing import Any
 
 from kvlab.store.metrics import BEGINNINGS, METRICS, SHORT_TITLES, Metric
@@ -20,14 +20,8 @@ _ROUNDING = 1e-6
 
 
 def round_to_shared_digits(value: Any) -> Any:
-    """Return ``value`` with every float in it rounded to the digits that processors agree on."""
-    if isinstance(value, float):
-        return float(f"{value:.{_SHARED_DIGITS}g}")
-    if isinstance(value, Mapping):
-        return {key: round_to_shared_digits(one) for key, one in value.items()}
-    if isinstance(value, list | tuple):
-        return [round_to_shared_digits(one) for one in value]
-    return value
+    """Return a float rounded to the digits that processors agree on; other values as they are."""
+    return float(f"{value:.{_SHARED_DIGITS}g}") if isinstance(value, float) else value
 
 
 def _find_metric(name: str) -> Metric:

@@ -77,7 +77,10 @@ def test_what_a_run_and_its_parent_hold(runs):
         tags = {k: v for k, v in tags.items() if k not in OF_THE_MACHINE}
         parts = {"params": params, "metrics": history, "tags": tags, "datasets": datasets}
         shown[name] = {"info": info, **parts, "files": sorted(files)}
-    text = json.dumps(round_to_shared_digits(shown), indent=1, sort_keys=True)
+    rounded = json.loads(
+        json.dumps(shown), parse_float=lambda one: round_to_shared_digits(float(one))
+    )
+    text = json.dumps(rounded, indent=1, sort_keys=True)
     check_golden(GOLDEN, f"{text}\n", "KVLAB_WRITE_GOLDEN")
 
 

@@ -2,7 +2,6 @@
 
 from collections.abc import Iterator
 from functools import partial
-from itertools import combinations
 from math import prod
 
 from kvlab.analysis.study import Study
@@ -49,13 +48,10 @@ def _level_entries(study: Study, factor: str, level: str) -> doc.Entries:
 
 
 def _notes(study: Study) -> Iterator[tuple[doc.Span, ...]]:
-    rules = study.sweep.get("rules", ())
-    yield from ((f"{rule}.",) for rule in rules)
+    yield from ((f"{rule}.",) for rule in study.sweep.get("rules", ()))
     full = prod(len(levels) for levels in study.factors.values())
-    n_absent = full - len(study.cells)
-    if n_absent and study.sweep.get("design", "full") == "full":
-        fields = {"n": n_absent, "full": full, "pairs": list(_absent_pairs(study))}
-        yield texts.spans("absent combinations", rules=rules, **fields)
+    if full > len(study.cells) and study.sweep.get("design", "full") == "full":
+        yield ("A level is compared only where its partner exists.",)
     # the notes of a design name its effects by factors, and here each effect names its aliases
     for note in study.sweep.get("notes", ()):
         if " is aliased with " not in note:
@@ -74,16 +70,6 @@ def _notes(study: Study) -> Iterator[tuple[doc.Span, ...]]:
         described = (describe(study) for describe in find_members("recipes").values())
         yield next(filter(None, described), texts.spans("recipe"))
     yield from list_confounds(study)
-
-
-def _absent_pairs(study: Study) -> Iterator[str]:
-    """Yield the pairs of levels of two factors that no cell combines."""
-    for (i, first), (j, second) in combinations(enumerate(study.factors), 2):
-        present = {(levels[i], levels[j]) for levels in study.cells}
-        for one in study.factors[first]:
-            for other in study.factors[second]:
-                if (one, other) not in present:
-                    yield f"{first}={one} with {second}={other}"
 
 
 def _parameter_changes(study: Study) -> Iterator[str]:
