@@ -7,9 +7,9 @@ from kvlab.analysis.effects import estimate_main_effects
 from kvlab.analysis.interactions import estimate_interactions
 from kvlab.analysis.rankings import Ranking
 from kvlab.analysis.statistics import estimate, share_variance
-from kvlab.analysis.trial_rows import TrialRow
 from kvlab.store.metrics import METRICS
 from tests.studies.null_sweeps import ANSWERS, ONE_OF_5, Structure, measure
+from tests.support.cells import make_cells
 
 
 @pytest.fixture(autouse=True)
@@ -19,17 +19,11 @@ def _share_of_items(monkeypatch):
 
 def cells(shares, items, same_weights=False):
     """Rows of one seed a column, by cell; a name is one of a single factor."""
-    return {
-        (level if isinstance(level, tuple) else (level,)): {
-            seed: TrialRow(
-                level if isinstance(level, tuple) else (level,), seed, f"{level}{seed}", "done",
-                f"t{seed}" if same_weights else f"{level}{seed}",
-                {"answers": share, "answered": float(items)},
-            )
-            for seed, share in enumerate(by_seed)
-        }
-        for level, by_seed in shares.items()
-    }  # fmt: skip
+    by_cell = {one if isinstance(one, tuple) else (one,): row for one, row in shares.items()}
+    made = make_cells(by_cell, "answers", training=lambda cell: "t" if same_weights else cell)
+    for row in (row for by_seed in made.values() for row in by_seed.values()):
+        row.measurements["answered"] = float(items)
+    return made
 
 
 def judge(shares, items, margin=0.02, **options):

@@ -10,18 +10,6 @@ from kvlab.analysis.standard_errors import measure_seed_effect, pool_variance
 from tests.studies import null_sweeps as study
 from tests.studies.null_sweeps import THREE, Structure, list_structures, simulate
 
-
-def test_levels_of_serving_keep_their_own_error():
-    """`tied` shares its trained weights with `plain`."""
-    structure = Structure({**study.binary(2), "serving": ("plain", "tied")}, 4)
-    effects = next(simulate(structure, 1, np.random.default_rng(2)))
-    errors = {effect.name: effect.error for effect in effects}
-    assert errors["serving=tied"] is None
-    assert errors["f0=on"] is not None
-    alone = [effect for effect in effects if effect.name == "serving=tied"]
-    assert alone[0].tested_error.value == alone[0].estimate.standard_error
-
-
 MOST = {
     "noisy baseline, seeds explain nothing": Structure(
         study.ONE_OF_18, 3, study.noisy_baseline, common=0

@@ -1,42 +1,29 @@
-"""The contract of benchmark measures: a test class per member inherits it."""
+"""The contract of benchmark measures: a test of every member calls it."""
 
 from importlib import import_module
-
-import pytest
 
 from kvlab.benchmark.measurement import Measurement
 from kvlab.spec.benchmark_config import MEASURES
 from tests.benchmark.sessions import make_session
 
 
-class MeasureContract:
-    """Holds for every measure on two small variants.
+def check_measure(name, is_available=True, **settings):
+    """Its lines of two small variants survive JSON and have columns; what it cannot, it says.
 
-    Attributes:
+    Args:
         name: as in `kvlab.spec.benchmark_config.MEASURES`.
+        is_available: whether it can be measured with the settings on CPU.
         settings: what the measure needs of `BenchmarkSettings`.
-        is_available: whether it can be measured with them on CPU.
     """
-
-    name: str
-    settings: dict = {}  # noqa: RUF012
-    is_available = True
-
-    @pytest.fixture(scope="class")
-    @classmethod
-    def measured(cls):
-        """The notices and the lines."""
-        session, notices = make_session(**cls.settings)
-        return notices, list(import_module(MEASURES[cls.name].module).measure(session))
-
-    def test_its_lines_survive_json_and_have_columns_and_what_it_cannot_it_says(self, measured):
-        notices, lines = measured
-        assert bool(lines) == self.is_available
-        assert self.is_available or self.name in notices[0]
-        for line in lines:
-            assert line.part == self.name
-            assert Measurement.model_validate_json(line.model_dump_json()) == line
-        layouts = import_module(MEASURES[self.name].module).TABLES
-        columns = {column for layout in layouts for column in layout.columns}
-        assert {key for layout in layouts for key in layout.keys} <= set(Measurement.model_fields)
-        assert {line.metric for line in lines} - {"efficiency"} <= columns
+    session, notices = make_session(**settings)
+    module = import_module(MEASURES[name].module)
+    lines = list(module.measure(session))
+    assert bool(lines) == is_available
+    assert is_available or name in notices[0]
+    for line in lines:
+        assert line.part == name
+        assert Measurement.model_validate_json(line.model_dump_json()) == line
+    columns = {column for layout in module.TABLES for column in layout.columns}
+    keys = {key for layout in module.TABLES for key in layout.keys}
+    assert keys <= set(Measurement.model_fields)
+    assert {line.metric for line in lines} - {"efficiency"} <= columns

@@ -11,10 +11,9 @@ from jinja2 import meta
 import kvlab
 from kvlab.own_extensions import load_parts
 from kvlab.report import texts
-from kvlab.report.benchmark_plots import benchmark_figures, roofline_figure
 from kvlab.report.sections import SECTIONS
 from tests.contracts.section_contract import ReportSectionContract
-from tests.report.full_record import RECORD, line
+from tests.report.full_record import RECORD
 from tests.report.reading import load, rows, tables
 from tests.support.record_factory import MatchedRecord, Record
 
@@ -75,12 +74,6 @@ class TestSections(ReportSectionContract):
                     if text and head not in {*worded, "unit"}:
                         float(text)
                     assert not (head in worded and RANGE.search(text)), (table.name, head)
-
-
-def test_one_place_makes_no_curve():
-    alone = [line("latency", "ttft", 1.0, prompt_tokens=8, cached=True)]
-    assert list(benchmark_figures(alone)) == []
-    assert roofline_figure(alone, {}) is None
 
 
 def test_every_text_is_used_with_its_fields():

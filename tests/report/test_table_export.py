@@ -7,7 +7,7 @@ import subprocess
 import pytest
 
 from kvlab.report import write_report
-from kvlab.report.document import Cell, Column, Row, Table, cell
+from kvlab.report.document import Column, Row, Table, cell
 from kvlab.report.table_export import escape_latex, table_to_latex
 from tests.report.test_escaping import hostile_record
 
@@ -30,25 +30,6 @@ EVIL = [
 def test_escaped_text_is_literal(text):
     assert LITERAL.match(escape_latex(text)), escape_latex(text)
     assert not re.search("--|,,", escape_latex(text))
-
-
-def test_a_table():
-    columns = (Column("cell"), Column("n", True, "trials_measured"))
-    rows = (
-        Row((Cell("a_b", code=True), cell("1", 1))),
-        Row((cell("worse", tone="bad"), cell("", None))),
-    )
-    lines = table_to_latex(Table("cells", "All_of.", columns, rows)).splitlines()
-    assert lines[0] == r"% Needs \usepackage{booktabs,graphicx}. \input{cells.tex}"
-    assert {
-        r"\caption{All\_of.}",
-        r"\label{tab:cells}",
-        r"\begin{tabular}{@{}lr@{}}",
-        r"cell & n \\",
-        r"\texttt{a\_b} & 1 \\",
-        r"\textbf{worse} &  \\",
-        r"\par\smallskip{\footnotesize\raggedright \emph{n}: trials\_measured.\par}",
-    } <= {*lines}
 
 
 def booktabs() -> str:

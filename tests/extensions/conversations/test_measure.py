@@ -26,7 +26,7 @@ from kvlab.own_extensions import find_members
 from kvlab.spec import Experiment, ModelConfig, ServingConfig
 from kvlab.store.metrics import METRICS, collect_metrics
 from tests.benchmark.sessions import DEFAULTS
-from tests.contracts.measure_contract import MeasureContract
+from tests.contracts.measure_contract import check_measure
 from tests.support.random_model import random_model
 
 TEXT = np.random.default_rng(0).integers(0, 17, 4000).tolist()
@@ -214,15 +214,8 @@ def test_a_trial_has_them_as_metrics():
     assert collect_metrics({"measurements": measured})["reuse_ttft_ratio"] > 0
 
 
-class TestConversations(MeasureContract):
-    name = "conversations"
-    settings = {  # noqa: RUF012
-        "options": {
-            "conversations": ConversationsConfig(count=3, turns=2, prompt_tokens=8, budget=10_000)
-        },
-        "held_out": [n % 257 for n in range(1000)],
-    }
-
-
-class TestConversationsWithoutALoad(MeasureContract):
-    name, is_available = "conversations", False
+def test_the_measure_keeps_the_contract():
+    load = ConversationsConfig(count=3, turns=2, prompt_tokens=8, budget=10_000)
+    held_out = [n % 257 for n in range(1000)]
+    check_measure("conversations", options={"conversations": load}, held_out=held_out)
+    check_measure("conversations", is_available=False)

@@ -14,7 +14,7 @@ from kvlab.extensions.limit.max_batch_search import find_largest_batch, fits_in_
 from kvlab.extensions.limit.measure import DecodeAttempt, limit_cuda_memory, measure
 from kvlab.model import GPT
 from kvlab.spec import ModelConfig, ServingConfig
-from tests.contracts.measure_contract import MeasureContract
+from tests.contracts.measure_contract import check_measure
 from tests.extensions.limit.attempts import Budget, Failing, Littered
 
 TINY = {"vocab_size": 64, "block_size": 32, "n_layer": 3, "n_head": 4, "n_embd": 32}
@@ -100,17 +100,8 @@ def test_room_is_what_the_weights_leave(rest, room, monkeypatch):
     assert found["largest_batch"].note == f"{weights + rest:,} bytes given"
 
 
-class TestLimit(MeasureContract):
-    name, settings = "limit", {"options": {"limit": 1_000_000}}
-
-    @pytest.fixture(scope="class", autouse=True)
-    @classmethod
-    def _three_fit(cls):
-        """Instead of processes that try: the tests above have those."""
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(max_batch_search, "fits_in_new_process", lambda _, batch: batch <= 3)
-            yield
-
-
-class TestLimitOfUnknownMemory(MeasureContract):
-    name, is_available = "limit", False
+def test_the_measure_keeps_the_contract(monkeypatch):
+    # instead of processes that try: the tests above have those
+    monkeypatch.setattr(max_batch_search, "fits_in_new_process", lambda _, batch: batch <= 3)
+    check_measure("limit", options={"limit": 1_000_000})
+    check_measure("limit", is_available=False)
