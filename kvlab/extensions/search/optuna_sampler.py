@@ -252,7 +252,7 @@ def _check_sampler(config: SearchConfig) -> Iterator[tuple[tuple[Key, ...], str]
 
 
 def _check_space(sweep: Sweep) -> Iterator[tuple[tuple[Key, ...], str]]:
-    """Yield unknown keys, and values that are wrong whatever the other keys have, by their paths."""
+    """Yield unknown keys, and values that are wrong whatever other keys have, by their paths."""
     search = sweep.search
     assert search is not None, "only for sweeps with a search"
     tried: list[tuple[tuple[Key, ...], str, Any]] = []
@@ -269,7 +269,10 @@ def _check_space(sweep: Sweep) -> Iterator[tuple[tuple[Key, ...], str]]:
         except ValidationError as error:
             for one in list_field_errors(error, Experiment, data):
                 if not one.is_rule:
-                    yield ("search", *path[: 2 if one.at_key else 3]), f"search.{path[0]}: {one.message}"
+                    yield (
+                        ("search", *path[: 2 if one.at_key else 3]),
+                        f"search.{path[0]}: {one.message}",
+                    )
 
 
 def objective_direction(objective: str) -> Direction:

@@ -115,9 +115,8 @@ def report_search_setup(study: Study, search: SearchResults) -> doc.Section:
     config = search.config
     name, arguments = split_sampler(config["sampler"])
     sampler = [name, *(f"{key}={format_setting(value)}" for key, value in arguments.items())]
-    fields = {"titles": titles, "sampler": " ".join(sampler)}
-    fields["flops"] = format_number(search.spent_flops)
-    fields["time"] = format_duration(search.spent_seconds)
+    flops, time = format_number(search.spent_flops), format_duration(search.spent_seconds)
+    fields = {"titles": titles, "sampler": " ".join(sampler), "flops": flops, "time": time}
     limits = tables.describe_limits(search)
     note = texts.write("search setup", study=study, search=search, limits=limits, **fields)
     space = [
