@@ -219,11 +219,8 @@ class _Verifier:
         except RecordDamaged:
             return  # reported with the training
         if seal != result.get("training_seal", seal):
-            training, then = f"(training {result['training']})", ""
-            what = "that have been trained again since"
-            if seal is None:
-                what, then = "whose record is gone", "; a trial that needs them trains again"
-            text = f"trials/{trial} was measured on weights {what} {training}{then}"
+            what = "whose record is gone" if seal is None else "that have been trained again since"
+            text = f"trials/{trial} was measured on weights {what} (training {result['training']})"
             self.found.notes.append(text)
 
     def check_record(
