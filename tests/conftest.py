@@ -1,6 +1,7 @@
 """Fixtures that tests of several packages use."""
 
 import os
+import sys
 import tempfile
 from contextlib import nullcontext
 from getpass import getuser
@@ -22,22 +23,16 @@ def code_path(request):
         yield request.param
 
 
-@pytest.fixture
-def one_thread():
-    """Run the test on one thread of torch."""
-    import torch
-
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
-
-
 @pytest.fixture(autouse=True)
 def _nothing_is_set(monkeypatch):
-    """Commands run as if nothing was set in the environment."""
+    """Commands run as if nothing was set in the environment, and torch with one thread.
+
+    An earlier test's command may have set more, and several on a busy machine wait for each other.
+    """
     for name in OUTER_VARIABLES:
         monkeypatch.delenv(name, raising=False)
+    if torch := sys.modules.get("torch"):
+        torch.set_num_threads(1)
 
 
 @pytest.fixture(scope="session", autouse=True)

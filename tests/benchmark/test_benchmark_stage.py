@@ -19,7 +19,6 @@ from kvlab.store.metrics import METRICS
 from kvlab.trial.joint_timing import JointTiming, run_joint_timing
 from kvlab.trial.run import StopCheck
 
-pytestmark = pytest.mark.usefixtures("one_thread")
 MODEL = {"vocab_size": 257, "block_size": 512, "n_layer": 4, "n_head": 4, "n_embd": 128}
 
 

@@ -22,7 +22,6 @@ from kvlab.train.training_record import load_training_record
 from tests.support.kill_process import die_at
 from tests.support.tiny_training import dataset, experiment, model
 
-pytestmark = pytest.mark.usefixtures("one_thread")
 DATA = dataset()
 OF = experiment()
 

@@ -21,7 +21,6 @@ from kvlab.train.train_step import SummedLoss, learning_rate
 from kvlab.train.training_record import load_training_record, mean_curve
 from tests.support.tiny_training import assert_same_losses, dataset, experiment, model
 
-pytestmark = pytest.mark.usefixtures("one_thread")
 DATA = dataset()
 
 

@@ -26,7 +26,6 @@ from tests.support.tiny_training import MODEL, dataset, experiment, model
 from tests.train.test_checkpoint import check_resumed
 from tests.train.test_distributed import check_two_workers
 
-pytestmark = pytest.mark.usefixtures("one_thread")
 DATA = dataset()
 DEEP = {"n_layer": 6, "position": "rope"}
 ROUTED = {"kv_routing": {"share": 0.5}}

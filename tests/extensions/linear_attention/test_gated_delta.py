@@ -170,7 +170,6 @@ def test_heads_that_share_a_state_start_as_heads_that_do_not():
     assert ((steps > 0.001) & (steps < 0.1)).all()
 
 
-@pytest.mark.usefixtures("one_thread")
 @pytest.mark.parametrize(
     ("pattern", "training"),
     [

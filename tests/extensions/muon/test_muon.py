@@ -15,7 +15,6 @@ from tests.support.tiny_training import experiment, model
 from tests.train.test_checkpoint import check_resumed
 from tests.train.test_distributed import check_two_workers
 
-pytestmark = pytest.mark.usefixtures("one_thread")
 MUON = {"optimizer": "muon"}
 
 
