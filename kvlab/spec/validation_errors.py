@@ -156,6 +156,7 @@ def format_value(value: Any) -> str:
     if isinstance(value, bool):
         return str(value).lower()
     text = str(value).replace("\n", " ") if not isinstance(value, dict) else "{...}"
+    text = f'"{text}"' if isinstance(value, str) and text.isdecimal() else text
     return text if len(text) <= 60 else text[:57] + "..."
 
 

@@ -61,8 +61,12 @@ class LocalFiles(TextSource):
     def read(self, unit: TextUnit) -> Iterator[tuple[str, str | None]]:
         path = Path(unit["path"])
         _check_unchanged(path, unit)
-        for text in text_formats.read_documents(path, unit["part"]):
-            yield text, None
+        try:
+            for text in text_formats.read_documents(path, unit["part"]):
+                yield text, None
+        except DataError as error:
+            error.field = "data.paths"  # so that a plan says where the file is named
+            raise
         _check_unchanged(path, unit)
 
 

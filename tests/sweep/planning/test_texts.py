@@ -102,6 +102,16 @@ def test_equal_tokens_are_equal_trials(tmp_path):
         assert not set(ids(folder)) & set(first)
 
 
+def test_a_file_that_is_wrong_further_on_is_refused_where_it_is_named(tmp_path):
+    with tiny_sweep_folder(tmp_path) as folder:
+        (folder / "texts" / "01.txt").write_bytes(b"a text " * 20_000 + b"caf\xe9")
+        for command in ("plan", "submit"):
+            code, _, error = run_kvlab(command, "s.yaml")
+            assert code == 2
+            assert error.startswith("e.yaml:")
+            assert error.endswith("01.txt is not UTF-8 at byte 140003; convert it\n")
+
+
 @pytest.mark.parametrize(
     "changes",
     [{"evaluation.served_tokens": 100}, {"evaluation.positions": True, "model.position": "rope"}],
