@@ -83,11 +83,10 @@ def test_without_some_the_others_are_whole_and_what_is_missing_is_named(tmp_path
     refused = check_trials(whole, found["trials"], ["recall", "conversations"])
     assert refused >= {name for name in whole if "recall" in name}
     assert {"recall.yaml", "recall-mixed.yaml"} <= refused
-    for command in ("generate", "bench"):
-        here, left = ({*re.findall(r"--[a-z-]+", run_in(folder, command, "--help").stdout)}
-                      for folder in (ROOT, tmp_path))  # fmt: skip
-        assert here - left
-        for option in here - left:
-            done = run_in(tmp_path, command, "gpt2", option)
-            assert done.returncode == 2
-            assert f"{option} needs kvlab/extensions/conversations, which is" in done.stderr
+    here, left = ({*re.findall(r"--[a-z-]+", run_in(folder, "bench", "--help").stdout)}
+                  for folder in (ROOT, tmp_path))  # fmt: skip
+    assert here - left
+    for option in here - left:
+        done = run_in(tmp_path, "bench", "gpt2", option)
+        assert done.returncode == 2
+        assert f"{option} needs kvlab/extensions/conversations, which is" in done.stderr

@@ -9,10 +9,6 @@ PARTS = Parts(
         "line_keys": {"turn": "", "budget_bytes": ""},
         "report_anchors": {"reuse_": "reuse-between-turns"},
         "tracked_groups": {"reuse": "reuse_"},
-        "generate_examples": {
-            "3f2a --chat --show-reuse": "a conversation, with what turns take over"
-        },
-        "generate_modes": {"chat": ".chat"},
     },
     sections=(SectionPart("reuse", "serving-gap", ".section:report_reuse", False),),
     measurement_code=(".config", ".load", ".measure", ".prefix_cache", ".turns"),

@@ -200,8 +200,6 @@ def join_keys(path: Sequence[Node]) -> Key:
 
 Tokens = Sequence[int] | Ids
 
-DEFAULT_SNAPSHOT_EVERY = 256
-
 
 class PrefixCache:
     """K/V of earlier texts, by their tokens, within a budget of bytes.
@@ -221,7 +219,7 @@ class PrefixCache:
         ValueError: a number is outside its range.
     """
 
-    def __init__(self, bytes_budget: int, *, snapshot_every: int = DEFAULT_SNAPSHOT_EVERY):
+    def __init__(self, bytes_budget: int, *, snapshot_every: int = 256):
         if bytes_budget < 0:
             raise ValueError(f"bytes_budget = {bytes_budget} is below 0; 0 stores nothing")
         if snapshot_every < 1:
@@ -230,23 +228,19 @@ class PrefixCache:
         self.evictions = 0
         self._trees: dict[tuple[Hashable, ...], PrefixTree] = {}
         self._bytes = self._clock = 0
-        self._is_changing = False
 
     @property
     def bytes_held(self) -> int:
         """Bytes of K/V that it holds."""
-        self._recover()
         return self._bytes
 
     @property
     def tensors(self) -> list[Tensor]:
         """Every tensor that it holds."""
-        self._recover()
         return [t for n in self._walk() for t in (*n.segment, *(n.snapshot or ()))]
 
     def list_entries(self) -> list[Node]:
         """Return the nodes of the entries, in the order in which they would be dropped."""
-        self._recover()
         entries = (node for node in self._walk() if node.is_entry and node.parent)
         return sorted(entries, key=lambda node: node.priority)
 
@@ -272,7 +266,6 @@ class PrefixCache:
         if cache.length:
             raise CacheError(f"the cache holds {cache.length} tokens; restore into an empty one")
         ids = np.asarray(tokens, dtype=np.int64)
-        self._recover()
         tree = self._find_tree(weights, cache)
         node, length = tree.find_hit(ids[: max(0, min(len(ids) - 1, cache.max_length))])
         path = path_to(node)
@@ -285,9 +278,7 @@ class PrefixCache:
             _write_entries(_list_snapshot(cache, length), node.snapshot)
         _, pass_starts = tree.split_key(join_keys(path)[:length])
         cache.fill(length, pass_starts)
-        self._is_changing = True
         self._use(path)
-        self._is_changing = False
         return length
 
     @torch.no_grad()
@@ -308,15 +299,12 @@ class PrefixCache:
         if len(ids) < length:
             text = f"the cache holds {length} tokens, and tokens are {len(ids)}"
             raise CacheError(f"{text}; give all that have been run")
-        self._recover()
         tree = self._find_tree(weights, cache)
         if not length or tree.state_bytes(length) > self.bytes_budget:
             return
         key = tree.make_key(ids[:length], cache.list_pass_starts())
-        self._is_changing = True
         path = self._split_at_end(*tree.match_key(key))
         self._store([tree.root, *path], key, cache)
-        self._is_changing = False
 
     def list_pass_ends(
         self, tokens: Tokens, start: int, cache: KVCache, *, weights: Hashable
@@ -328,7 +316,6 @@ class PrefixCache:
         two texts have in common may be common to more.
         """
         ids = np.asarray(tokens, dtype=np.int64)
-        self._recover()
         tree = self._find_tree(weights, cache)
         if tree.keeps_all_tokens:
             return [len(ids)]
@@ -341,12 +328,6 @@ class PrefixCache:
         # a slot may keep all of a short context, and drop some of a longer one
         keeps = tuple(plan.keeps_all_tokens(cache.max_length) for plan in layout.plans)
         return self._trees.setdefault((weights, layout, tree.dtype, keeps), tree)
-
-    def _recover(self) -> None:
-        """Drop everything if a change was interrupted, which may have left half of a node."""
-        if self._is_changing:
-            self._trees, self._bytes = {}, 0
-            self._is_changing = False
 
     def _split_at_end(self, path: list[Node], depth: int) -> list[Node]:
         """Return ``path`` so that it ends at ``depth``: its last node is split if it goes on."""

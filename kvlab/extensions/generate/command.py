@@ -8,26 +8,14 @@ import time
 from kvlab.cli import shared_arguments as shared
 from kvlab.errors import UsageError
 from kvlab.humanize import format_count
-from kvlab.own_extensions import find_members, name_members
 from kvlab.spec import parse_override
 
-_EXAMPLES = "\n".join(
-    f"  kvlab generate {words:36}({text})"
-    for words, text in name_members("generate_examples").items()
-)
-
-EPILOG = f"""\
+EPILOG = """\
 examples:
   kvlab generate 3f2a --prompt "The array is"        (a trial, by the first digits of its id)
   kvlab generate path/to/gpt2 --prompt "Call me" --temperature 0.8 --top-p 0.95 --seed 1
   kvlab generate 3f2a --prompt "The" --set serving.kv_dtype=int8
-{_EXAMPLES}
 """
-
-
-MODES = find_members("generate_modes")
-"""Flag -> the module of another way to run that an extension adds. It has ``add_arguments``,
-``check`` of all options, and ``run``."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -43,8 +31,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     shared.add_list(parser, "--set", "KEY=VALUE", "serve otherwise, as in serving.tie=adjacent:2")
     shared.add_flag(parser, "--uncached", "generate without a cache, the slow baseline")
     shared.add_flag(parser, "--random-weights", "draw the weights of a preset at random")
-    for mode in MODES.values():
-        mode.add_arguments(parser)
     shared.add_device(parser)
     shared.add_threads(parser)
     shared.add_record(parser)
@@ -55,9 +41,6 @@ def run(options: argparse.Namespace) -> None:
     from kvlab.store import Store
     from kvlab.trial.model_targets import open_model, override_serving
 
-    for one in MODES.values():
-        one.check(options)
-    mode = next((MODES[name] for name in MODES if getattr(options, name)), None)
     try:
         sampling = Sampling(options.temperature, options.top_k, options.top_p)
     except ValueError as error:
@@ -66,12 +49,9 @@ def run(options: argparse.Namespace) -> None:
     device = shared.resolve_device(options.device)
     cpus = opened.experiment.resources.cpus if opened.experiment else None
     threads = shared.set_threads(options.threads, cpus)
-    text = TextInterface(opened.tokenizer, options, needs_prompt=mode is None)
+    text = TextInterface(opened.tokenizer, options)
     serving = override_serving(opened, dict(map(parse_override, options.set)))
     model = opened.model.to(device).eval()
-    if mode is not None:
-        mode.run(options, text, model, serving, sampling)
-        return
     is_streamed = len(text.prompts) == 1 and not options.json
     start = time.perf_counter()
     try:
@@ -101,7 +81,7 @@ def run(options: argparse.Namespace) -> None:
 class TextInterface:
     """Prompts, stop tokens and output as text, or as token ids if the tokenizer is unknown."""
 
-    def __init__(self, name: str | None, options: argparse.Namespace, *, needs_prompt: bool):
+    def __init__(self, name: str | None, options: argparse.Namespace):
         from kvlab.data.tokenizers import load_tokenizer
 
         self.options = options
@@ -111,7 +91,7 @@ class TextInterface:
             raise UsageError(f"{options.target} has a tokenizer of its own; use --prompt-ids")
         if self.tokenizer is not None:
             self.prompts += map(self.encode, options.prompt)
-        if not all(self.prompts) or (needs_prompt and not self.prompts):
+        if not self.prompts or not all(self.prompts):
             raise UsageError("a prompt is empty; give --prompt TEXT or --prompt-ids 1,2,3")
         self.stop = {self.tokenizer.end_of_text} if self.tokenizer else set()
         for text in options.stop:
@@ -129,24 +109,18 @@ class TextInterface:
         return self.tokenizer.decode(ids) if self.tokenizer else ",".join(map(str, ids))
 
     def print_tokens(self, tokens: list[int]) -> None:
-        """Print the next token of the only row, after its prompt."""
+        """Print the next token of the only row, after its prompt.
+
+        A token that ends within a character is printed with the ones that end it.
+        """
         if not self._has_begun:  # not earlier, because the prompt may be refused
             self._has_begun = True
             print(self.decode(self.prompts[0]), end="", flush=True)
-        self.print_token(tokens[0], "" if self.tokenizer else ",")
-
-    def print_token(self, token: int, separator: str = "") -> None:
-        """Print a token, unless it ends within a character: then with the ones that end it."""
-        self._pending.append(token)
-        text = self.decode(self._pending)
-        if token in self.stop or not text.endswith("\N{REPLACEMENT CHARACTER}"):
+        self._pending += tokens
+        text, separator = self.decode(self._pending), "" if self.tokenizer else ","
+        if tokens[0] in self.stop or not text.endswith("\N{REPLACEMENT CHARACTER}"):
             print(separator + text, end="", flush=True)
             self._pending.clear()
-
-    def end_line(self) -> None:
-        """Print what is left of a last character, and end the line."""
-        print(self.decode(self._pending) if self._pending else "", flush=True)
-        self._pending.clear()
 
     def print_rows(self, rows: list[list[int]], seconds: float, *, is_streamed: bool) -> None:
         count = sum(map(len, rows))
