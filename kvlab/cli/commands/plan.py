@@ -46,6 +46,7 @@ def run(options: argparse.Namespace) -> None:
     stage = plan_stage(sweep, store, provisional=True)
     planner = SweepPlanner(sweep, store, provisional=True)
     most, planned, least = plan_at_most(planner), stage.plan, plan_at_least(stage, planner)
+    described = [*_format_plan(planned)]  # refuses a wrong search before anything is measured
     costs = _estimate_costs(least, store, options)
     most_costs = None if most is None else _estimate_costs(most, store, options)
     looks = find_members("plan_outlooks").items()
@@ -61,7 +62,7 @@ def run(options: argparse.Namespace) -> None:
     facts["retiming"] = retiming
     facts["code"] = asdict(code) | {"is_mixing": code.is_mixing}
     lines = [
-        *_format_plan(planned),
+        *described,
         *stage.found,
         *(line for _, own in outlooks.values() for line in own),
         *(_format_budget(costs) if costs else []),
