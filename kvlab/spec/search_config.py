@@ -16,7 +16,7 @@ from pydantic import Field, ValidationInfo, field_serializer, field_validator
 from kvlab.spec import spec_model as spec
 from kvlab.spec.validation_errors import format_value
 
-Values = Annotated[spec.TupleOf[Any], Field(min_length=1, max_length=1000)]
+Values = Annotated[spec.TupleOf[Any], Field(min_length=1, max_length=1000), spec.once("a value")]
 FiniteFloat = Annotated[float, Field(allow_inf_nan=False)]
 
 

@@ -176,7 +176,7 @@ def once(what: str) -> AfterValidator:
     """Return the rule that a list has no entry twice; ``what`` is an entry, in words."""
 
     def check(values: tuple[Any, ...]) -> tuple[Any, ...]:
-        if len(set(values)) < len(values):
+        if any(one in values[:number] for number, one in enumerate(values)):
             raise_problems([("", f"names {what} twice; name each once")])
         return values
 

@@ -161,7 +161,9 @@ class Sweep(spec.SpecModel):
     target: dict[spec.Name, LevelName] = {}
     """The reduction of a factor with several other levels.
     Example: {heads: mqa}, design: leave_one_out"""
-    listed_cells: spec.TupleOf[dict[spec.Name, LevelName]] = Field(default=(), alias="cells")
+    listed_cells: Annotated[spec.TupleOf[dict[spec.Name, LevelName]], spec.once("a cell")] = Field(
+        default=(), alias="cells"
+    )
     """The cells of design: cells. A factor that is left out is at its baseline.
     Example: [{heads: mqa, position: rope}], design: cells"""
     exclude: spec.TupleOf[LevelRule] = ()

@@ -38,7 +38,7 @@ class TestSearchSections(ReportSectionContract):
 
 def test_the_answer_as_text_has_the_best_and_the_warning(study, empty_study, tmp_path):
     best, _ = answer_text(study).splitlines()
-    assert "of trial 2: n_kv_head=2 learning_rate=0.002" in best
+    assert "of trial 2, n_kv_head=2 learning_rate=0.002" in best
     assert answer_text(load(two_objectives(), tmp_path)).count("\n- ") == 2
     assert len(answer_text(empty_study).splitlines()) == 2
 
@@ -50,7 +50,7 @@ def test_a_damaged_best_trial_is_said(tmp_path):
     study = Study.load(store, "made")
     words = "This record does not verify. 1 of 8 trials (of trial 2) is not what was written"
     assert words in answer_text(study)
-    assert "is 3.2000 nats/token, of trial 2" in answer_text(study), "as the search noted it"
+    assert ": 3.2000 nats/token, of trial 2" in answer_text(study), "as the search noted it"
 
 
 @pytest.mark.parametrize("text", ['question: "a\x1b[31m"', "a: [", "- a", "scales: 5"])
