@@ -87,6 +87,19 @@ class Store(TrialRecords):
             return str(error)
         return None
 
+    def earlier_training_record(self, training_id: str) -> bytes | None:
+        """Return the whole record of a training whose weights are gone; None if there is none.
+
+        It is where it was written, or where a heal has moved it.
+        """
+        directory = self.training_directory(training_id)
+        aside = sorted((directory / "damaged").glob("[0-9]*"), key=lambda one: (len(one.name), one))
+        for folder in (directory, *reversed(aside)):
+            with contextlib.suppress(FileNotFoundError, RecordDamaged):
+                read_record(folder / "training.json")
+                return sealed_files.read_sealed_bytes(folder / "training.json")
+        return None
+
     def training_seal(self, training_id: str) -> str | None:
         """Return the sha256 of a finished training's record; None if it has none."""
         try:

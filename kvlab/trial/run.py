@@ -5,6 +5,7 @@ one with torch. Everything here is locking, repairing, resuming and recording.
 """
 
 import errno
+import json
 import os
 import shutil
 import signal
@@ -16,8 +17,9 @@ from pathlib import Path
 from typing import Literal, Protocol
 
 from kvlab import errors
+from kvlab.fs.atomic_files import write_atomic
 from kvlab.fs.lease import Fence
-from kvlab.fs.sealed_files import write_sealed_json
+from kvlab.fs.sealed_files import read_sealed_json, write_sealed_json
 from kvlab.humanize import summarize_error
 from kvlab.oom import is_device_fault
 from kvlab.store import Store, attempt
@@ -43,6 +45,8 @@ STOP_CHECK_SECONDS = 0.2
 
 MAX_REPAIRS = 8
 """How often one attempt makes damaged weights again, before it fails."""
+
+_WEIGHTS = "final/model.safetensors"
 
 _DISK_FULL_CODES = (errno.ENOSPC, errno.EDQUOT, errno.EROFS)
 
@@ -332,6 +336,7 @@ class _TrialAttempt:
                 return
             if trial.is_measurement:
                 raise errors.WorkerKilled("its weights are gone; all of its workers train again")
+            earlier = self.store.earlier_training_record(training)
             message = self.store.divergence(training)
             if message is not None:
                 raise errors.Diverged(message)
@@ -347,6 +352,8 @@ class _TrialAttempt:
                 code = dict.fromkeys((*self.store.training_code(training), this_code().training))
                 self.store.write_divergence(training, str(error), [*code], fence)
                 raise
+            if earlier is not None:  # its weights were lost
+                self.attempt.log_repair(_compare_training(directory, earlier, fence))
 
     @contextmanager
     def hold_training(self, training: str) -> Iterator[Fence]:
@@ -428,3 +435,21 @@ class _TrialAttempt:
         """Raise LeaseLost if another process has taken over, which may have caused an error."""
         for fence in self.fences:
             fence.check()
+
+
+def _compare_training(directory: Path, earlier: bytes, fence: Fence) -> str:
+    """Return whether a training that was run again has the same weights, as a line.
+
+    If all of its files are the same, its earlier record is put in their place again: the
+    trials that were measured on these weights name it.
+    """
+    before = json.loads(earlier)["files"]
+    now = read_sealed_json(directory / "training.json", "files")["files"]
+    text = f"training {directory.name} has run again, since its weights were lost"
+    if before.get("config.json") != now.get("config.json"):
+        return text
+    if before == now:
+        write_atomic(directory / "training.json", earlier, fence=fence)
+    if before.get(_WEIGHTS) == now.get(_WEIGHTS):
+        return f"{text}: they are the same, bit for bit"
+    return f"{text}: they differ from those before, whose trials keep their numbers"
