@@ -9,7 +9,6 @@ from dataclasses import replace
 
 import numpy as np
 import numpy.typing as npt
-from scipy import sparse  # type: ignore[import-untyped]
 
 from kvlab.data.batches import IndexArray, ScoredText, Tokens, gather_windows, order_windows
 from kvlab.spec.source_options import WHOLE, TextPart
@@ -59,39 +58,58 @@ def score_tables(
     indices = np.arange(windows, dtype=np.int64)
     starts = order_windows(train, indices, block_size=block, seed=seed, parts=parts)
     tuning = max(1, int(windows * _TUNING_SHARE))
+    scored = _Pairs(text.inputs(), text.targets(), vocab_size)
     own = replace(text, tokens=train, starts=starts[-tuning:], repeated=0)
-    counts = _count_pairs(train, starts[:-tuning], block, vocab_size)
-    losses = [_measure_bigrams(counts, own, strength) for strength in _STRENGTHS]
+    tuned = _Pairs(own.inputs(), own.targets(), vocab_size)
+    counts = _Counts(np.union1d(scored.keys, tuned.keys), vocab_size)
+    counts.add(train, starts[:-tuning], block)
+    losses = [counts.bigram_loss(tuned, strength) for strength in _STRENGTHS]
     strength = float(_STRENGTHS[int(np.argmin(losses))])
-    counts = counts + _count_pairs(train, starts[-tuning:], block, vocab_size)
-    unigram = float(-np.log(_smooth_tokens(counts)[text.targets()]).mean())
-    bigram = _measure_bigrams(counts, text, strength)
+    counts.add(train, starts[-tuning:], block)
+    unigram = float(-np.log(counts.unigram()[scored.targets]).mean())
+    bigram = counts.bigram_loss(scored, strength)
     return {"loss_unigram": unigram, "loss_bigram": bigram, "bigram_tokens": windows * block}
 
 
-def _count_pairs(
-    train: Tokens, starts: IndexArray, block_size: int, vocab_size: int
-) -> sparse.csr_array:
-    """Return how often each token follows each other one, (vocab_size, vocab_size)."""
-    counts = sparse.csr_array((vocab_size, vocab_size))
-    rows = max(1, _CHUNK_TOKENS // block_size)
-    for first in range(0, len(starts), rows):
-        inputs, targets = gather_windows(train, starts[first : first + rows], block_size)
-        pairs = np.ones(inputs.size), (inputs.ravel(), targets.ravel())
-        counts = counts + sparse.csr_array(pairs, shape=counts.shape)
-    return counts
+class _Pairs:
+    """Tokens and their next ones, (pairs,), and one key for each pair."""
+
+    def __init__(self, inputs: IndexArray, targets: IndexArray, vocab_size: int):
+        self.inputs, self.targets = inputs.ravel(), targets.ravel()
+        self.keys: IndexArray = self.inputs * vocab_size + self.targets
 
 
-def _smooth_tokens(counts: sparse.csr_array) -> Floats:
-    """Return the probability of each token, (vocab_size,)."""
-    tokens = counts.sum(axis=0) + _KT
-    return np.asarray(tokens / tokens.sum())
+class _Counts:
+    """How often tokens, and the pairs of ``keys``, occur in the text that was added."""
 
+    def __init__(self, keys: IndexArray, vocab_size: int):
+        self._keys, self._vocab_size = keys, vocab_size
+        self._pairs = np.zeros(len(keys))
+        self._contexts = np.zeros(vocab_size)
+        self._tokens = np.zeros(vocab_size)
 
-def _measure_bigrams(counts: sparse.csr_array, text: ScoredText, strength: float) -> float:
-    """Return the mean nats of the targets of a text."""
-    inputs, targets = text.inputs(), text.targets()
-    prior = strength * _smooth_tokens(counts)[targets]
-    contexts = counts.sum(axis=1)[inputs]
-    probabilities = (counts[inputs, targets] + prior) / (contexts + strength)
-    return float(-np.log(probabilities).mean())
+    def add(self, train: Tokens, starts: IndexArray, block_size: int) -> None:
+        """Count the windows that begin at ``starts``."""
+        rows = max(1, _CHUNK_TOKENS // block_size)
+        for first in range(0, len(starts), rows):
+            windows = gather_windows(train, starts[first : first + rows], block_size)
+            pairs = _Pairs(*windows, self._vocab_size)
+            self._contexts += np.bincount(pairs.inputs, minlength=self._vocab_size)
+            self._tokens += np.bincount(pairs.targets, minlength=self._vocab_size)
+            # a sorted chunk is looked up many times faster
+            keys, counts = np.unique(pairs.keys, return_counts=True)
+            places = np.minimum(np.searchsorted(self._keys, keys), len(self._keys) - 1)
+            is_known = self._keys[places] == keys
+            self._pairs[places[is_known]] += counts[is_known]
+
+    def unigram(self) -> Floats:
+        """Return the probability of each token, (vocab_size,)."""
+        counts = self._tokens + _KT
+        return np.asarray(counts / counts.sum())
+
+    def bigram_loss(self, pairs: _Pairs, strength: float) -> float:
+        """Return the mean nats of the targets of ``pairs``, which are among ``keys``."""
+        counts = self._pairs[np.searchsorted(self._keys, pairs.keys)]
+        prior = strength * self.unigram()[pairs.targets]
+        probabilities = (counts + prior) / (self._contexts[pairs.inputs] + strength)
+        return float(-np.log(probabilities).mean())
