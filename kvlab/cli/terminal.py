@@ -118,7 +118,7 @@ class LiveScreen:
     """Print lines that stay, and redraw a block of lines below them.
 
     The cursor is never hidden and rests on an empty line, so a process that is killed leaves the
-    terminal as usable as one that ends. Without a block it is for any stream.
+    terminal as usable as one that ends. Lines may go to any stream; only a terminal is redrawn.
     """
 
     def __init__(self, stream: TextIO):

@@ -13,7 +13,6 @@ import torch
 from torch import Tensor
 
 from kvlab.model.gpt import GPT
-from kvlab.spec.kv_forms import StoredVectors
 from kvlab.spec.layer_config import LayerConfig
 from kvlab.spec.model_config import ModelConfig
 
@@ -94,9 +93,9 @@ def _find_latents(config: ModelConfig, name: str) -> tuple[object, ...]:
     return layer.stored, layer.q_width, layer.n_head
 
 
-def _without_heads(layer: LayerConfig) -> list[StoredVectors]:
-    """Return the parts of what a token stores that are no heads, and so are never pooled."""
-    return [part for part in layer.stored if part.name != "head"]
+def _list_unpooled(layer: LayerConfig) -> list[tuple[int, int | None]]:
+    """Return of each part of what a token stores what pooling keeps: all but the count of heads."""
+    return [(part.size, None if part.name == "head" else part.count) for part in layer.stored]
 
 
 def _initialize_qkv(
@@ -130,8 +129,8 @@ def _initialize_qkv(
         reason = f"the source stores its K/V as {trained.kv_form.name}, not {own.kv_form.name}"
     elif trained.n_kv_head % own.n_kv_head:
         reason = f"{trained.n_kv_head} K/V heads do not pool into {own.n_kv_head}"
-    elif _without_heads(trained) != _without_heads(own):
-        reason = "the source's latents differ"
+    elif _list_unpooled(trained) != _list_unpooled(own):
+        reason = "the source stores vectors of other sizes"
     if reason:
         conversion.fresh[f"{name}[{q_width}:]"] = reason
         conversion.copied.append(name)

@@ -47,8 +47,9 @@ class Member:
             values: a map, as in YAML.
         """
         if not isinstance(self.options, SpecModel):
-            spec.raise_problems([("", f"gives {self.name} settings, of which it has none")])
-        options = read_options(type(self.options), values, self.name, (self.name,))
+            text = f"is a map, and {self.name} takes no settings here; write its name alone"
+            spec.raise_problems([("", text)])
+        options = read_options(type(self.options), values, self.name, self.name)
         if options == self.options:
             return self
         changed = object.__new__(type(self))
@@ -69,23 +70,21 @@ class Member:
 _changed: dict[tuple[Member, SpecModel], Any] = {}
 
 
-def read_options(own: type[SpecModel], values: Any, of: str, at: tuple[str, ...] = ()) -> SpecModel:
+def read_options(own: type[SpecModel], values: Any, of: str, key: str = "") -> SpecModel:
     """Validate the settings of a member of a file.
 
     Args:
         of: what they are settings of, for errors.
-        at: keys between the field that is validated and the map.
+        key: of the map, in the field that is validated; empty if the field is the map.
     """
     unknown = values.keys() - own.model_fields if isinstance(values, dict) else ()
     text = f"is no option of {of}; use {', '.join(own.model_fields)}"
-    spec.raise_problems((".".join((*at, str(key))), text) for key in unknown)
-    annotation: Any = own
-    for key in reversed(at):  # so that pydantic's errors have the place
-        annotation, values = dict[str, annotation], {key: values}
-    read = TypeAdapter(annotation).validate_python(values)
-    for key in at:
-        read = read[key]
-    return cast(SpecModel, read)
+    spec.raise_problems((f"{key}.{one}" if key else str(one), text) for one in unknown)
+    if not key:
+        return own.model_validate(values)
+    map_type: Any = dict[str, own]  # type: ignore[valid-type]
+    read = TypeAdapter(map_type).validate_python({key: values})  # whose errors have the key
+    return cast(SpecModel, read[key])
 
 
 class MemberError(Exception):
@@ -126,7 +125,8 @@ def accept_offered(base: type[MemberT]) -> WrapValidator:
         if found is None:
             own = [n for n, one in members.items() if isinstance(one.options, SpecModel)]
             if own and has_settings and isinstance(settings, dict):
-                spec.raise_problems([(str(name), f"has no settings; {suggest_name(name, own)}")])
+                text = f"is no {base.__name__} with settings; {suggest_name(name, own)}"
+                spec.raise_problems([(str(name), text)])
             return handler(value)
         return found.with_options(settings) if has_settings else found
 

@@ -7,6 +7,7 @@ import torch
 
 from kvlab.model import GPT
 from kvlab.model.gpt import check_parameter_count
+from kvlab.model.uptraining import initialize_from
 from kvlab.spec import load_experiment
 
 EXAMPLES = Path(__file__).parents[2] / "docs" / "extend"
@@ -62,3 +63,22 @@ def test_other_parameters_than_those_that_are_declared_are_refused(config):
     )
     with pytest.raises(ValueError, match=expected):
         check_parameter_count(GPT(config))
+
+
+def test_vectors_of_another_size_are_not_pooled(tmp_path):
+    form = (EXAMPLES / "narrow_values.py").read_text().replace('"narrow_values"', '"half_values"')
+    (tmp_path / "form.py").write_text(form)
+    (tmp_path / "mixer.py").write_text((EXAMPLES / "decayed_sum.py").read_text())
+    (tmp_path / "e.yaml").write_text(YAML)
+    eight, two = (
+        load_experiment(tmp_path / "e.yaml", {"model.kv": {"half_values": {"size": size}}}).model
+        for size in (8, 2)
+    )
+    source, model = GPT(eight, seed=0), GPT(two, seed=1)
+    before = model.blocks[0].attention.qkv.weight.clone()
+    done = initialize_from(model, eight, dict(source.named_parameters()))
+    found, rows = model.blocks[0].attention.qkv.weight, two.layers[0].q_rows
+    assert torch.equal(found[:rows], source.blocks[0].attention.qkv.weight[:rows])
+    assert torch.equal(found[rows:], before[rows:])
+    name = f"blocks.0.attention.qkv.weight[{rows}:]"
+    assert done.fresh[name] == "the source stores vectors of other sizes"

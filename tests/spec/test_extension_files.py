@@ -43,33 +43,22 @@ def test_a_form_has_bytes_and_its_code_is_in_the_id(tmp_path):
     assert training_identity(experiment, "text", 0)["model"]["kv"] == "half_values"
 
 
-SETTINGS = (
-    "class Narrow(SpecModel):\n    size: int = 4\n\n\nclass HalfValues",
-    "    options = Narrow\n",
-)
-NARROW = (
-    EXAMPLE.read_text()
-    .replace("layer.head_dim // 2, layer", "layer.kv_form.options.size, layer")
-    .replace("layer.head_dim // 2", "self.options.size")
-    .replace("KVForm, Stored", "KVForm, SpecModel, Stored")
-    .replace("class HalfValues", SETTINGS[0], 1)
-    .replace("    view =", f"{SETTINGS[1]}    view =")
-)
-TWO = {"half_values": {"size": 2}}
+NARROW = (EXAMPLE.parent / "narrow_values.py").read_text()
+TWO = {"narrow_values": {"size": 2}}
 
 
 def test_a_form_has_settings(tmp_path):
-    yaml = write(tmp_path, NARROW)
+    yaml = write(tmp_path, NARROW, YAML.replace("half_values", "narrow_values"))
     named = load_experiment(yaml)
-    four, two = (
-        load_experiment(yaml, {"model.kv": {"half_values": {"size": size}}}) for size in (4, 2)
+    eight, two = (
+        load_experiment(yaml, {"model.kv": {"narrow_values": {"size": size}}}) for size in (8, 2)
     )
-    assert four == named
-    assert two.model.kv_form.name == "half_values"
+    assert eight == named
+    assert two.model.kv_form.name == "narrow_values"
     assert two.model.kv_form is load_experiment(yaml, {"model.kv": TWO}).model.kv_form
     sizes = [KVLayout.of(one.model).stored_bytes(1, 32, "float32") for one in (named, two)]
-    assert sizes == [2 * 2 * (8 + size) * 32 * 4 for size in (4, 2)]
-    ids = {Trial.of(one, "text", 0).id for one in (named, four, two)}
+    assert sizes == [2 * 2 * (8 + size) * 32 * 4 for size in (8, 2)]
+    ids = {Trial.of(one, "text", 0).id for one in (named, eight, two)}
     assert len(ids) == 2
     assert training_identity(two, "text", 0)["model"]["kv"] == TWO
     assert Experiment.model_validate_json(two.model_dump_json()) == two
@@ -77,11 +66,9 @@ def test_a_form_has_settings(tmp_path):
 
 def test_a_mixer_has_settings(tmp_path):
     text = (EXAMPLE.parent / "decayed_sum.py").read_text()
-    text = text.replace("import Extension, Mixer", "import Extension, Mixer, SpecModel")
-    text = text.replace(
-        "class DecayedSum(", f"{SETTINGS[0].split('class Half')[0]}class DecayedSum("
-    )
-    text = text.replace("    settings =", f"{SETTINGS[1]}    settings =")
+    text = text.replace("import Extension", "import SpecModel, Extension")
+    settings = "class Rate(SpecModel):\n    size: int = 4\n\n\nclass DecayedSum(Mixer):\n"
+    text = text.replace("class DecayedSum(Mixer):\n", f"{settings}    options = Rate\n")
     model = "kv: separate, attention_pattern: MG, kinds: {M: {mixer: decayed_sum}}"
     yaml = write(tmp_path, text, YAML.replace("kv: half_values", model))
     four, two = (
@@ -95,25 +82,27 @@ def test_a_mixer_has_settings(tmp_path):
 @pytest.mark.parametrize(
     ("value", "message"),
     [
-        ("{half_values: {sise: 2}}", ".half_values.sise = 2 is no option of half_values; use size"),
-        ("{half_values: {size: x}}", ".half_values.size = x is not a whole number"),
-        ("{half_values: 2}", ".half_values = 2 is not a mapping"),
+        ("narrow_values: {sise: 2}", ".sise = 2 is no option of narrow_values; use size"),
+        ("narrow_values: {size: x}", ".size = x is not a whole number"),
+        ("narrow_values: 2", " = 2 is not a mapping"),
         (
-            "{half_valeus: {size: 2}}",
-            ".half_valeus = {...} has no settings; did you mean half_values?",
+            "narow_values: {size: 2}",
+            " = {...} is no KVForm with settings; did you mean narrow_values?",
         ),
     ],
 )
 def test_settings_that_a_form_does_not_have(tmp_path, value, message):
-    yaml = write(tmp_path, NARROW, YAML.replace("half_values", value))
+    yaml = write(tmp_path, NARROW, YAML.replace("half_values", f"{{{value}}}"))
     with pytest.raises(SpecError, match="e.yaml:3:") as error:
         load_experiment(yaml)
-    assert f": model.kv{message}" in str(error.value)
+    assert f": model.kv.{value.partition(':')[0]}{message}" in str(error.value)
 
 
 def test_a_form_without_settings_is_given_none(tmp_path):
     yaml = write(tmp_path, yaml=YAML.replace("half_values", "{half_values: {size: 2}}"))
-    with pytest.raises(SpecError, match="gives half_values settings, of which it has none"):
+    with pytest.raises(
+        SpecError, match="and half_values takes no settings here; write its name alone"
+    ):
         load_experiment(yaml)
 
 
