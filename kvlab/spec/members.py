@@ -109,6 +109,14 @@ def find_offered(base: type[MemberT]) -> dict[str, MemberT]:
     return {one.name: one for one in offered.get() if isinstance(one, base)}
 
 
+class _AcceptOffered(WrapValidator):
+    def __get_pydantic_json_schema__(self, schema: Any, handler: Any) -> dict[str, Any]:
+        """Return the schema of kvlab's own, and of a name or a map: files are not known to it."""
+        own = handler(schema)
+        of_file = {"title": "of a user's file", "type": ["string", "object"]}
+        return {"anyOf": [*own.get("anyOf", [own]), of_file]}
+
+
 def accept_offered(base: type[MemberT]) -> WrapValidator:
     """Return what turns the name of an offered member into the member.
 
@@ -130,7 +138,7 @@ def accept_offered(base: type[MemberT]) -> WrapValidator:
             return handler(value)
         return found.with_options(settings) if has_settings else found
 
-    return WrapValidator(validate)
+    return _AcceptOffered(validate)
 
 
 def _dump(value: Any, handler: Callable[[Any], Any], info: SerializationInfo) -> Any:

@@ -18,6 +18,8 @@ from typing import Any, Literal
 
 from pydantic import ValidationError
 
+from kvlab.errors import UsageError
+from kvlab.humanize import suggest_name
 from kvlab.layout import KVLayout
 from kvlab.own_extensions import find_files, import_late, insert_after
 from kvlab.spec import ModelConfig, ServingConfig
@@ -101,7 +103,7 @@ class MetricTable(dict[str, Metric]):
         for pattern, describe in _RULES.items():
             if match := pattern.fullmatch(name):
                 return describe(match)
-        raise KeyError(name)
+        raise UsageError(f"{name!r} is no metric; {suggest_name(name, self, 'see kvlab metrics')}")
 
     def __contains__(self, name: object) -> bool:
         return super().__contains__(name) or (

@@ -164,6 +164,8 @@ def _describe_type(field: Schema, definitions: Schema) -> str:
             return f"mapping[name, {_describe_type(entries, definitions)}]"
         case "integer" | "number":
             return _describe_number(field)
+        case ["string", "object"]:
+            return "one of a user's file"
     words = {"boolean": "`true` or `false`", "string": "text", "null": "`null`"}
     return words.get(str(field.get("type")), "any value")
 

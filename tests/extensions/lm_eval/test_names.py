@@ -2,6 +2,7 @@
 
 import pytest
 
+from kvlab.errors import UsageError
 from kvlab.store.metrics import METRICS
 
 
@@ -15,7 +16,7 @@ def test_tasks_of_lm_eval_are_metrics_by_their_names():
         assert (METRICS[name].title, METRICS[name].unit, METRICS[name].better) == facts
     for name in ("lm_eval_", "lm_eval", "acc", "lm_eval_Piqa_acc"):
         assert name not in METRICS
-        with pytest.raises(KeyError):
+        with pytest.raises(UsageError):
             METRICS[name]
 
 

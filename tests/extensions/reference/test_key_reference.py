@@ -1,7 +1,9 @@
 """The reference of the YAML files: every key is described, and every example loads."""
 
 import re
+from pathlib import Path
 
+import pytest
 import yaml
 
 from kvlab.cli.main import main
@@ -12,6 +14,7 @@ from kvlab.extensions.reference.key_reference import (
     list_key_sections,
 )
 from kvlab.spec import load_experiment, load_sweep
+from kvlab.spec.yaml_reader import parse_yaml
 from tests.support.extensions import find_missing
 
 KEYS = {
@@ -100,3 +103,16 @@ def test_editors_get_standard_bounds_and_the_facts_in_descriptions():
     leftover = {"unit", "computed_default", "given"}
     fields = [field for one in definitions.values() for field in one["properties"].values()]
     assert not any(leftover & field.keys() for field in fields)
+
+
+def test_editors_accept_shipped_experiments_and_forms_of_files():
+    jsonschema = pytest.importorskip("jsonschema")
+    editor = jsonschema.Draft202012Validator(json_schema("experiment"))
+    root = Path(__file__).parents[3]
+    paths = [*root.glob("experiments/*.yaml"), root / "docs" / "extend" / "half_values.yaml"]
+    for path in paths:
+        written = parse_yaml(path.read_text(), path.name).data
+        for form in ("separate", "of_a_file", {"of_a_file": {"size": 4}}):
+            model = written.get("model") or {}
+            assert not [*editor.iter_errors({**written, "model": {"kv": form} | model})], path
+        assert [*editor.iter_errors({**written, "model": {"kv": 4}})]
