@@ -10,6 +10,7 @@ import os
 import shutil
 import signal
 import threading
+import time
 import traceback
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
@@ -43,6 +44,9 @@ Outcome = Literal["done", "failed", "diverged", "stopped", "paused", "trained", 
 
 STOP_CHECK_SECONDS = 0.2
 
+STALLED_EXIT = 75
+"""Exit status of a process whose task made no progress; EX_TEMPFAIL of sysexits.h."""
+
 MAX_REPAIRS = 8
 """How often one attempt makes damaged weights again, before it fails."""
 
@@ -73,6 +77,21 @@ def stop_at_sigterm() -> Iterator[None]:
         signal.signal(signal.SIGTERM, previous)
     if _terminated.is_set():
         raise errors.WorkerKilled("its process was told to end (SIGTERM)")
+
+
+_last_sign = 0.0
+"""When a task of this process last asked whether it should stop, as all do between steps."""
+
+
+def end_when_stalled() -> None:
+    """End this process once its task makes no progress for `attempt.stall_seconds`.
+
+    For a thread of a worker's process. A kernel may never end, and then no signal is handled.
+    """
+    begun, limit = time.monotonic(), attempt.stall_seconds()
+    while (idle := time.monotonic() - max(begun, _last_sign)) < limit:
+        time.sleep(limit - idle)
+    os._exit(STALLED_EXIT)
 
 
 class Trainable(Protocol):
@@ -116,6 +135,8 @@ class StopCheck:
         self._pace, self._is_requested = attempt.Pace(STOP_CHECK_SECONDS), False
 
     def __call__(self) -> bool:
+        global _last_sign
+        _last_sign = time.monotonic()
         if _terminated.is_set():
             return True
         if not self._is_requested and self._pace.is_due():

@@ -13,6 +13,7 @@ from kvlab.errors import ResourceError, StoreError
 from kvlab.spec import Experiment, ResourcesConfig
 from kvlab.sweep.executors.capacity import cpu_count
 from kvlab.trial import Trial
+from kvlab.trial.run import StopCheck
 from tests.support.driver_process import wait_for
 from tests.support.stub_trials import StubRun
 
@@ -47,6 +48,11 @@ class Scripted:
                 raise MemoryError
             case "kill":
                 os.kill(os.getpid(), signal.SIGKILL)
+            case "terminate":
+                os.kill(os.getpid(), signal.SIGTERM)
+            case "hang":
+                StopCheck((), ())()
+                time.sleep(600)
             case "meet":
                 (self.folder / f"here-{trial.id}").touch()
                 wait_for(lambda: (self.folder / f"here-{script['other']}").exists())

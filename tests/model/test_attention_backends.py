@@ -4,6 +4,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+import torch.nn.functional as F
 
 from kvlab.model import GPT, attention_backends
 from kvlab.model.attention_backends import (
@@ -114,6 +115,42 @@ def test_heads_are_repeated_where_cuda_has_no_fused_kernel_of_groups(monkeypatch
     repeated = scaled_dot_product(q, k, v, is_causal=True)
     monkeypatch.undo()
     assert (repeated - scaled_dot_product(q, k, v, is_causal=True)).abs().max() < 1e-12
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_vectors_for_cuda_begin_where_its_kernels_load(dtype):
+    """Whatever their tensor is a part of, and without a copy where they do."""
+    whole = torch.randn(2, 3, 10, 24, dtype=dtype)
+    for part, is_copied in (
+        (whole, False),
+        (whole.transpose(1, 2), False),
+        (whole[..., 8:16], False),
+        (whole[..., 1:9], True),
+        (whole[..., :6].contiguous(), True),
+        (whole.flatten(2)[..., :230].unflatten(2, (10, 23)), True),
+    ):
+        aligned = attention_backends.align_vectors(part)
+        assert torch.equal(aligned, part)
+        assert (aligned is not part) == is_copied
+
+
+class SaysCuda(torch.Tensor):
+    device = torch.device("cuda")
+
+
+@pytest.mark.parametrize("has_mask", [False, True])
+def test_what_torchs_attention_gets_on_cuda(monkeypatch, has_mask):
+    """Aligned vectors, and with a mask no kernel that is planned for each shape."""
+    noted, attention = [], F.scaled_dot_product_attention
+
+    def note(q, k, v, **options):
+        noted.append([torch.backends.cuda.cudnn_sdp_enabled(), *(t.stride() for t in (q, k, v))])
+        return attention(q, k, v, **options)
+
+    monkeypatch.setattr(F, "scaled_dot_product_attention", note)
+    x = torch.randn(1, 2, 5, 9)[..., :8].as_subclass(SaysCuda)
+    scaled_dot_product(x, x, x, torch.ones(5, 5, dtype=torch.bool) if has_mask else None)
+    assert noted == [[not has_mask, *[(80, 40, 8, 1)] * 3]]
 
 
 def test_more_shapes_than_torch_compiles_by_itself_stay_compiled(monkeypatch):

@@ -5,9 +5,10 @@ from dataclasses import replace
 import pytest
 import torch
 
-from kvlab.model import generate
+from kvlab.model import attention, generate
 from kvlab.model.kernels.cpu_kernel import use_plain_code
-from tests.studies.fuzz_model import TOLERANCE, draw_case, make_model, run_case
+from tests.studies import fuzz_model
+from tests.studies.fuzz_model import TOLERANCE, draw_case, find_tolerance, make_model, run_case
 from tests.support.random_model import random_model
 from tests.support.reference_model import ReferenceModel, read_weights
 
@@ -19,7 +20,28 @@ MORE_CASES = 480
 def check_cases(first, last, step=1):
     for number in range(first, last, step):
         case = draw_case(number)
-        assert run_case(case) <= TOLERANCE[case.dtype], case
+        assert run_case(case) <= find_tolerance(case), case
+
+
+def test_without_attention_a_case_in_bfloat16_disagrees(monkeypatch):
+    cases = [case for case in map(draw_case, range(CASES)) if case.dtype == torch.bfloat16]
+    assert len(cases) > 3
+    zeros = lambda q, _k, v, **_: q.new_zeros(*q.shape[:3], v.shape[-1])  # noqa: E731
+    monkeypatch.setattr(attention, "attend", zeros)
+    for case in cases:
+        assert run_case(case) > find_tolerance(case), case
+
+
+@pytest.mark.parametrize(("dtype", "factor"), [(torch.float32, 5), (torch.bfloat16, 1)])
+def test_on_a_gpu_errors_are_as_large_as_stated_and_no_larger(monkeypatch, dtype, factor):
+    case = replace(draw_case(0), dtype=dtype)
+    monkeypatch.setattr(fuzz_model, "draw_case", lambda _number: case)
+    arguments = ["fuzz_model", "--cases", "2", "--device", "cuda"]
+    monkeypatch.setattr("sys.argv", arguments)
+    for share, code in ((0.99, 0), (1.01, 1), (float("nan"), 1)):
+        error = share * factor * TOLERANCE[dtype]
+        monkeypatch.setattr(fuzz_model, "run_case", lambda *_, error=error: error)
+        assert fuzz_model.main() == code
 
 
 @pytest.mark.parametrize("part", range(PARTS))

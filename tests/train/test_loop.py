@@ -17,7 +17,7 @@ from kvlab.spec import TrainingConfig
 from kvlab.train import loop, train_step
 from kvlab.train.loop import train
 from kvlab.train.tensor_files import load_final_weights
-from kvlab.train.train_step import SummedLoss, learning_rate
+from kvlab.train.train_step import SummedLoss, TrainStepper, learning_rate
 from kvlab.train.training_record import load_training_record, mean_curve
 from tests.support.tiny_training import assert_same_losses, dataset, experiment, model
 
@@ -290,6 +290,18 @@ def test_another_trainings_checkpoint_is_refused(tmp_path):
     ):
         with pytest.raises(StoreError, match="belongs to another training"):
             run(other, tmp_path, seed)
+
+
+def test_the_text_of_a_gpu_is_in_pinned_memory(monkeypatch):
+    """Else its copy would wait for the device."""
+    pinned = []
+    monkeypatch.setattr(torch.Tensor, "pin_memory", lambda t: pinned.append(t) or t)
+    stepper = TrainStepper(model(experiment()), dataset(), experiment(), seed=0)
+    assert len(stepper._read_batch(0)) == 2
+    assert not pinned
+    stepper.device = torch.device("cuda")
+    batch = stepper._read_batch(0)
+    assert [id(part) for part in batch] == [id(part) for part in pinned]
 
 
 def test_the_next_steps_text_is_read_beside_a_step(monkeypatch, tmp_path):

@@ -9,6 +9,7 @@ from functools import partial
 
 import psutil
 import pytest
+import torch
 
 from kvlab.data.dataset_preparation import prepare_dataset
 from kvlab.errors import Diverged, ResourceError, WorkerKilled
@@ -16,7 +17,13 @@ from kvlab.spec import Experiment
 from kvlab.store import Store
 from kvlab.store.result import classify_error
 from kvlab.sweep.executors import make_executor
-from kvlab.trial.ddp import read_worker_error, train_ddp, write_worker_error
+from kvlab.trial.ddp import (
+    _make_trainer,
+    _WorkerTask,
+    read_worker_error,
+    train_ddp,
+    write_worker_error,
+)
 from kvlab.trial.run import run_task
 from kvlab.trial.trial import Trial
 
@@ -142,6 +149,8 @@ def test_a_worker_that_fails_by_itself_is_told_apart_from_one_that_dies(tmp_path
     [
         (RuntimeError("CUDA error: out of memory"), "device_memory"),
         (RuntimeError("[enforce fail] DefaultCPUAllocator: can't allocate memory"), "host_memory"),
+        (MemoryError(), "host_memory"),
+        (torch.OutOfMemoryError("Tried to allocate 2 GiB"), "device_memory"),
     ],
 )
 def test_a_worker_that_lacks_memory_fails_as_a_trial_alone_does(tmp_path, error, kind):
@@ -149,6 +158,16 @@ def test_a_worker_that_lacks_memory_fails_as_a_trial_alone_does(tmp_path, error,
     write_worker_error(tmp_path, 1, error)
     found = read_worker_error(tmp_path)
     assert (classify_error(found), str(found)) == (kind, str(error))
+
+
+@pytest.mark.faults
+def test_workers_see_the_trials_devices_and_what_it_has_compiled(trial, tmp_path, monkeypatch):
+    own = {"CUDA_VISIBLE_DEVICES": "3,5", "TORCHINDUCTOR_CACHE_DIR": str(tmp_path)}
+    for name, value in own.items():
+        monkeypatch.setenv(name, value)
+    task = _WorkerTask(trial(2), tmp_path, tmp_path, 1, print, bool, None)
+    environment = _make_trainer(task).run_config.worker_runtime_env["env_vars"]
+    assert environment == {**own, "OMP_NUM_THREADS": "1"}
 
 
 def test_without_ray_it_is_refused(trial, tmp_path):

@@ -11,7 +11,7 @@ import pytest
 
 from kvlab.errors import DataError, Diverged, MeasurementError, ResourceError, StoreError
 from kvlab.fs.sealed_files import read_sealed_json
-from kvlab.spec import load_sweep
+from kvlab.spec import ResourcesConfig, load_sweep
 from kvlab.store import Store
 from kvlab.store.provenance import Origin
 from kvlab.sweep import plan
@@ -45,6 +45,14 @@ def run(trial, store, kind=StubTrainable, **options):
     return run_task(
         trial, store.path, origin=origin, stop_flags=[flag], make_trainable=make, **options
     )
+
+
+def test_what_several_workers_have_trained_is_measured_by_a_second_task(store, trial):
+    resources = ResourcesConfig(gpus=8.0)
+    trial = replace(trial, experiment=trial.experiment.model_copy(update={"resources": resources}))
+    assert run(trial, store) == "trained"
+    assert store.status(trial.id) is None
+    assert run(replace(trial, is_measurement=True), store) == "done"
 
 
 def failing(error, stage="train"):

@@ -10,16 +10,17 @@ from multiprocessing.connection import Connection
 
 from kvlab.errors import WorkerKilled
 from kvlab.spec import ResourcesConfig
+from kvlab.store.attempt import stall_seconds
 from kvlab.sweep.executors.capacity import KIND, Capacity, cpu_count
 from kvlab.sweep.executors.executor import EndedTask, RunTask
-from kvlab.trial.run import Outcome, Task
+from kvlab.trial.run import STALLED_EXIT, Outcome, Task, end_when_stalled, stop_at_sigterm
 
 
 class InlineExecutor:
     """Hold one task, and run it in the calling thread in `wait`. A debugger works.
 
     A task on a GPU has a process of its own: after a fault of the device, all later work in a
-    process fails.
+    process fails, and a kernel may never end. The process ends itself without progress.
 
     Args:
         run: Runs one task.
@@ -75,6 +76,8 @@ class InlineExecutor:
         except EOFError:
             process.join()
             text = f"its process died with exit status {process.exitcode}"
+            if process.exitcode == STALLED_EXIT:
+                text = f"its process made no progress for {stall_seconds():g} s"
             raise WorkerKilled(text) from None
         finally:
             process.kill()  # after an interrupt
@@ -97,9 +100,12 @@ class InlineExecutor:
 def _run_and_answer(run: RunTask, task: Task, answer: Connection) -> None:
     """Run a task, and send its outcome or its error."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the driver asks its tasks to stop
-    threading.Thread(target=_end_with_driver, daemon=True).start()
+    for watch in (_end_with_driver, end_when_stalled):
+        threading.Thread(target=watch, daemon=True).start()
     try:
-        answer.send(run(task))
+        with stop_at_sigterm():  # srun and others send it to every process
+            outcome = run(task)
+        answer.send(outcome)
     except Exception as error:
         answer.send(error)
 

@@ -28,6 +28,7 @@ from kvlab.sweep.driver.preparation import (
 )
 from kvlab.sweep.executors.executor import EndedTask
 from kvlab.sweep.executors.inline import InlineExecutor
+from kvlab.train.mfu import DATASHEET_FLOPS
 from kvlab.trial.smoke_test import SmokeResult, SmokeTest, run_smoke_test
 from tests.support.stub_trials import EXPERIMENT, StubRun, identify, tiny_plan, write_sweep
 from tests.support.tiny_sweep import write_tiny_sweep
@@ -130,6 +131,7 @@ def test_it_pays_where_trainings_are_long_by_the_measured_rate_or_the_fastest_de
     trials = list(planned.trials)
     flops = trials[0].flops
     assert estimate_training_seconds(trials[0], None) == flops / MAX_TRAINING_FLOPS["cpu"]
+    assert MAX_TRAINING_FLOPS["gpu"] > max(DATASHEET_FLOPS.values()), "it is a lower bound"
     long = [replace(one, flops=10**15) for one in trials]
     alone = [one for one in long if smoke_test_key(one) == smoke_test_key(long[0])]
     for missing, options, tests in (

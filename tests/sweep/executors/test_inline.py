@@ -34,14 +34,23 @@ class TestInline(ExecutorContract):
 
     def test_a_task_on_a_gpu_has_a_process_of_its_own(self, executor, run):
         ended = []
-        for act in ("done", "raise", "kill"):
+        for act in ("done", "raise", "kill", "terminate"):
             executor.start(run.ask(some_trial(1, gpus=1), act))
             ended += executor.wait(1.0)
-        done, raised, killed = ended
+        done, raised, killed, terminated = ended
         assert done.outcome == "done"
         assert isinstance(raised.error, ValueError)
         assert isinstance(killed.error, WorkerKilled)
         assert "-9" in str(killed.error)
+        assert isinstance(terminated.error, WorkerKilled)
+        assert "SIGTERM" in str(terminated.error), "it went on to the next place to stop"
+
+    def test_a_task_on_a_gpu_that_makes_no_progress_is_ended(self, executor, run, monkeypatch):
+        monkeypatch.setenv("KVLAB_STALL_SECONDS", "1")
+        executor.start(run.ask(some_trial(1, gpus=1), "hang"))
+        (ended,) = executor.wait(1.0)
+        assert isinstance(ended.error, WorkerKilled)
+        assert str(ended.error) == "its process made no progress for 1 s"
 
     def test_the_kind_of_gpu_is_read_from_its_name(self, executor, monkeypatch):
         monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
