@@ -50,6 +50,9 @@ def test_where_there_is_torch_and_little_else_the_page_has_a_line_for_every_clai
     ]
     assert {key: states[key][0] for key in held} == dict.fromkeys(held, "held"), done.stdout
     assert states["and to its report"] == ["not measured", "no jinja2 here |"]
+    for goal in ("50% MFU", "60% of the bandwidth"):
+        figure = states[next(key for key in states if key.endswith(goal))][1]
+        assert figure.removesuffix(" |").split(", by ")[1], "the attention kernels"
     assert "no scipy here" in states[next(key for key in states if "in int8" in key)][1]
     record = Path("reports", "residual", "record.tar.xz")
     report = [sys.executable, "-m", "kvlab", "report", "residual", "--store", record]

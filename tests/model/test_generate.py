@@ -181,8 +181,12 @@ def test_a_cache_has_one_graph(model, monkeypatch, traced_steps):
             assert decoder.count_read_slots(3) == 2 * 2000 + 4 * 7
             decoder._kernels = {DECODE_KERNEL}
             assert decoder.count_read_slots(3) == 6 * 4
+        assert cuda.log == [*cuda.streams, "replay"] * 2
+        for decoder in decoders:
+            decoder(torch.tensor([3]))
     assert len(traced_steps) == 1
-    assert cuda.log == [*cuda.streams, "replay"] * 2
+    assert cuda.log[4:] == ["replay"] * 2
+    assert cache.length == 4
 
 
 def test_a_prefill_in_slices_is_the_same(model, monkeypatch):

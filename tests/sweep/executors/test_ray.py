@@ -1,6 +1,7 @@
 """The Ray executor. All tests share one local cluster."""
 
 from dataclasses import replace
+from types import SimpleNamespace
 
 import psutil
 import pytest
@@ -65,6 +66,15 @@ class TestRay(ExecutorContract):
         assert executor.has_room(two.experiment.resources)
         executor.start(run.ask(two, "meet", other=one.id))
         assert {e.outcome for e in until_ended(executor, 2).values()} == {"done"}
+
+    def test_a_kind_of_gpu_is_asked_of_ray(self, executor, monkeypatch):
+        asked = []
+        task = SimpleNamespace(remote=lambda trial: trial.id)
+        remote = SimpleNamespace(options=lambda **options: asked.append(options) or task)
+        monkeypatch.setattr(executor, "_on_gpu", remote)
+        monkeypatch.setattr(executor, "_running", {})
+        executor.start(some_trial(13, gpus=0.5, accelerator_type="H100"))
+        assert (asked[0]["num_gpus"], asked[0]["accelerator_type"]) == (0.5, "H100")
 
     @pytest.mark.parametrize("workers", [1, 2])
     def test_the_driver_starts_killed_trials_again_from_their_checkpoint(
