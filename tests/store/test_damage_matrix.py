@@ -3,6 +3,7 @@
 No damage may be silent, a traceback, or a hang. `python -m tests.studies fuzz_record` draws more.
 """
 
+import itertools
 import json
 import os
 import shutil
@@ -16,6 +17,7 @@ from kvlab.fs.sealed_files import read_sealed_json, write_sealed_json
 from kvlab.store import Store
 from kvlab.store.verification import heal, verify_record
 from kvlab.sweep.planning.planner import describe_sweep
+from tests.support.kill_process import run_until
 from tests.support.stub_looks import drive_looks, load_looks
 from tests.support.stub_search import searching
 from tests.support.stub_trials import StubRun, drive, tiny_plan
@@ -125,6 +127,27 @@ def test_a_lock_whose_holder_is_unknown_and_long_gone_keeps_no_damage(store, mon
     assert heal(folder) is None, "a process may have begun to write it"
     os.utime(folder / "lock.99", (0, 0))
     assert heal(folder)
+
+
+@pytest.mark.faults
+def test_a_heal_that_dies_before_or_after_any_move_is_completed_by_the_next(store, monkeypatch):
+    monkeypatch.setenv("KVLAB_LEASE_SECONDS", "1")
+    whole, before = store.path.with_name("whole"), measurements(store)
+    folder = store.trial_directory(store.trial_ids()[0])
+    for name in ("result.json", "trial.json"):
+        damage_file(folder / name, "flip", folder)
+    store.path.rename(whole)
+    for moment in itertools.count(1):
+        shutil.copytree(whole, store.path)
+        code = run_until(lambda: heal(folder), moment, ("mkdir", "replace", "link"))
+        heal(folder)
+        assert verify_record(store).damaged == [], moment
+        submit(store)
+        assert measurements(store) == before, moment
+        shutil.rmtree(store.path)
+        if code == 0:
+            break
+    assert moment > 8, "the lock, two moves"
 
 
 @pytest.mark.parametrize(
