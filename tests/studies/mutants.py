@@ -6,9 +6,6 @@ A mutant is the package with one comparison, operator, number, boolean or `not` 
 noticed where a test of the package fails or takes ten times as long. Mutants follow from the code
 and the seed, so that the same ones can be tried before and after a change of the tests. Survivors
 are equivalent to the code, or show where a test is missing. All happens in a copy of the tree.
-
-The tests run once with every mutant's place marked. A mutant is then tried with the files of tests
-that reach its place, and with all of them where none does or an import is enough.
 """
 
 import argparse
@@ -31,17 +28,6 @@ PAIRS: list[tuple[type[ast.AST], type[ast.AST]]] = [
     (ast.Lt, ast.LtE), (ast.Gt, ast.GtE), (ast.Eq, ast.NotEq), (ast.Is, ast.IsNot),
     (ast.In, ast.NotIn), (ast.And, ast.Or), (ast.Add, ast.Sub), (ast.Mult, ast.FloorDiv),
 ]  # fmt: skip
-MARKS = "KVLAB_MARKS"
-MARKER = f"""
-import os
-seen = set()
-def mark(site):
-    place = site, os.environ.get("PYTEST_CURRENT_TEST", "").split("::")[0]
-    if place not in seen:
-        seen.add(place)
-        with open(os.environ["{MARKS}"], "a") as file:
-            print(*place, sep=chr(9), file=file)
-"""
 SWAPS = {**dict(PAIRS), **{second: first for first, second in PAIRS}, ast.Div: ast.Mult}
 
 
@@ -78,53 +64,6 @@ def list_changes(node: ast.AST) -> Iterator[dict[str, object]]:
             yield {"operand": ast.UnaryOp(ast.Not(), operand)}
 
 
-class Marker(ast.NodeTransformer):
-    """Makes code say where it is: `test` of an `if` becomes `mark(3) or test`."""
-
-    def __init__(self, marks: dict[ast.AST, int]) -> None:
-        self.marks = marks
-
-    def visit(self, node: ast.AST) -> ast.AST:
-        """Return a node, with its mark if it has one."""
-        if isinstance(node, ast.pattern):  # holds no calls
-            return node
-        mark = self.marks.get(node)
-        self.generic_visit(node)
-        if mark is None:
-            return node
-        call = ast.parse(f"__import__('kvlab._marker')._marker.mark({mark})", mode="eval").body
-        for name in ("test", "value") if isinstance(node, ast.stmt) else ():
-            if isinstance(part := getattr(node, name, None), ast.expr):
-                setattr(node, name, ast.BoolOp(ast.Or(), [call, part]))
-                return node
-        return ast.BoolOp(ast.Or(), [call, node])
-
-
-def find_reaching_tests(
-    tree: Path, mutants: list[tuple[Path, int]], tests: list[str]
-) -> list[set[str]]:
-    """Run the tests on code that says where it is; return the files of tests that reach each mutant."""
-    sites: dict[Path, dict[int, int]] = {}
-    for number, (path, site) in enumerate(mutants):
-        sites.setdefault(path, {})[site] = number
-    codes = {path: path.read_text() for path in sites}
-    (tree / "kvlab" / "_marker.py").write_text(MARKER)
-    for path, numbers in sites.items():
-        module = ast.parse(codes[path])
-        nodes = [node for node in ast.walk(module) for _ in list_changes(node)]
-        marker = Marker({nodes[site]: number for site, number in numbers.items()})
-        path.write_text(ast.unparse(ast.fix_missing_locations(marker.visit(module))))
-    with tempfile.NamedTemporaryFile("r", prefix="marks-") as marks:
-        run_tests(tree, tests, marks=marks.name)
-        reached: list[set[str]] = [set() for _ in mutants]
-        for line in marks:
-            number, test = line.rstrip("\n").split("\t")
-            reached[int(number)].add(test)
-    for path, code in codes.items():
-        write_module(path, code)
-    return reached
-
-
 def write_module(path: Path, code: str) -> None:
     """Write a module, and forget how it was compiled: its size and second may be those of before."""
     path.write_text(code)
@@ -143,16 +82,13 @@ def draw_mutants(package: Path, count: int, seed: int) -> list[tuple[Path, int]]
     return random.Random(seed).sample(sites, min(count, len(sites)))
 
 
-def run_tests(
-    tree: Path, tests: list[str], seconds: float | None = None, marks: str | None = None
-) -> bool:
-    """Return whether the tests pass in a tree, within a time; to the end if they leave marks."""
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *tests]
-    command += [] if marks else ["-x"]
+def run_tests(tree: Path, tests: list[str], seconds: float | None = None) -> bool:
+    """Return whether the tests pass in a tree, within a time."""
+    command = [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", *tests]
     with subprocess.Popen(
         command,
         cwd=tree,
-        env={**os.environ, "PYTHONPATH": str(tree), MARKS: marks or os.devnull},
+        env={**os.environ, "PYTHONPATH": str(tree)},
         stdout=subprocess.DEVNULL,
         stderr=subprocess.STDOUT,
         start_new_session=True,
@@ -189,14 +125,14 @@ def main() -> int:
             print(f"{' '.join(tests)} fail without any mutant", file=sys.stderr)
             return 2
         limit = 30 + 10 * (time.perf_counter() - start)
-        reached = find_reaching_tests(tree, mutants, tests)
-        for (path, site), files in zip(mutants, reached, strict=True):
+        for path, site in mutants:
             code = path.read_text()
             module = ast.parse(code)
             change = mutate(module, site)
             write_module(path, ast.unparse(module))
-            chosen = sorted(files, key=lambda file: (path.stem not in file, file))
-            survives = run_tests(tree, tests if not files or "" in files else chosen, limit)
+            # the file of the module's own name first: it notices most
+            first = sorted(tree.glob(f"tests/**/test_{path.stem}.py"))
+            survives = run_tests(tree, [*map(str, first), *tests], limit)
             write_module(path, code)
             noticed += not survives
             print(
