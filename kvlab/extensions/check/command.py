@@ -131,7 +131,7 @@ def _check_metric(metric: TokenMetric, cases: int) -> Checked:
 
 def _check_source(source: DocumentSource, paths: list[str]) -> Checked:
     """Read a source twice, with the defaults of its options."""
-    from kvlab.extensions.check.member_checks import check_source
+    from kvlab.extensions.check.source_checks import check_source
 
     if source.reads_paths and not paths:
         raise UsageError(f"{source} reads data.paths; name a file or a folder with --paths")

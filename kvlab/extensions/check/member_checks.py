@@ -6,28 +6,20 @@ draws configurations; ``kvlab check`` runs the checks over many, the tests over 
 
 import random
 from collections.abc import Callable
-from itertools import islice, zip_longest
-from tempfile import TemporaryDirectory
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from kvlab.data import token_pieces
-from kvlab.data.dataset_builder import select_documents, validation_mask
-from kvlab.data.sources.user_documents import UserDocuments
 from kvlab.layout import KVLayout
 from kvlab.model.generate import EagerDecoder, StaticDecoder
 from kvlab.model.gpt import GPT, check_parameter_count
 from kvlab.own_extensions import find_members
-from kvlab.spec.data_config import DataConfig
 from kvlab.spec.members import Member
 from kvlab.spec.mixers import Mixer
 from kvlab.spec.model_config import ModelConfig
 from kvlab.spec.serving_config import ServingConfig
-from kvlab.spec.source_options import DocumentSource
 from kvlab.spec.token_metrics import TokenMetric, find_value_problem
-from kvlab.spec.validation_errors import format_value
 
 ROWS, TOKENS, VOCABULARY = 2, 20, 41
 TOLERANCE = 1e-10
@@ -233,32 +225,3 @@ def check_metric(metric: TokenMetric, seed: int) -> None:
         scores.append(values.double())
     if not torch.allclose(scores[0], torch.cat(scores[1:]), rtol=1e-5, atol=1e-6):
         raise Broken(f"differs where {count} tokens are scored as {first} and {count - first}")
-
-
-CHECKED_DOCUMENTS = 2000
-
-
-def _list_documents(source: DocumentSource, data: DataConfig) -> list[str]:
-    return list(islice(UserDocuments(source).documents(data), CHECKED_DOCUMENTS))
-
-
-def check_source(source: DocumentSource, data: DataConfig) -> tuple[int, str]:
-    """A source yields text, the same in another process; return how many documents, and which."""
-    from loky import ProcessPoolExecutor  # type: ignore[import-untyped]
-
-    found = _list_documents(source, data)
-    with ProcessPoolExecutor(1) as pool:
-        again = pool.submit(_list_documents, source, data).result()
-    for number, (one, other) in enumerate(zip_longest(found, again), 1):
-        if one != other:
-            text = f"document {number} is {format_value(one)}, and in another process"
-            raise Broken(f"{text} {format_value(other)}")
-    with TemporaryDirectory() as folder:
-        unit = {"key": "checked", "documents": found}
-        job = token_pieces.PieceJob(data.source, data.tokenizer, folder, unit)
-        token_pieces.write_piece(job)
-        table = token_pieces.read_document_table(job)
-    table, copies = select_documents(table, is_shuffled=True, max_bytes=None)
-    held_out = validation_mask(table, share := data.validation_fraction).sum()
-    text = f"documents, {copies} copies or near-duplicates"
-    return len(found), f"{text}; validation_fraction {share:g} holds out {held_out}"
