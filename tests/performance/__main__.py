@@ -9,8 +9,7 @@ from importlib import import_module
 from tests.performance.timing import LimitMissed
 
 BENCHMARKS = {
-    "decode": "decode_speed", "training": "training_speed", "tokenization": "tokenization",
-    "hellaswag": "hellaswag_speed", "report": "report_speed", "orchestration": "orchestration",
+    "decode": "decode_speed", "training": "training_speed", "orchestration": "orchestration",
 }  # fmt: skip
 """Module of each; its ``run`` yields lines."""
 

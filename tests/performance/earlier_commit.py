@@ -21,17 +21,24 @@ ROOT = Path(__file__).parents[2]
 STARTS, ROUNDS = 5, 5
 
 WORK = """
-import json, time
+import json, os, tempfile, time
+from pathlib import Path
 from types import SimpleNamespace
 import numpy as np
 import torch
 from kvlab.data.batches import spread_windows
+from kvlab.data.dataset_preparation import prepare_dataset
+from kvlab.data.tokenizers import load_tokenizer
+from kvlab.evaluate.hellaswag import score_hellaswag
 from kvlab.evaluate.validation_loss import target_losses
 from kvlab.model import GPT
 from kvlab.model.generate import make_decoder, prefill
 from kvlab.model.kernels.malloc import keep_freed_memory
-from kvlab.spec import ServingConfig, load_experiment
+from kvlab.report import write_report
+from kvlab.spec import DataConfig, ServingConfig, load_experiment
 from kvlab.train.train_step import TrainStepper
+from tests.support.hellaswag_items import ITEMS
+from tests.support.record_factory import Record
 
 torch.set_num_threads(1)
 keep_freed_memory()  # as trials do
@@ -70,6 +77,27 @@ def scoring(serving):
     windows = spread_windows(text, 16 * model.config.block_size, model.config.block_size)
     return lambda: target_losses(model, windows, serving)
 
+def scoring_endings():
+    model = GPT(experiment.model, seed=0).eval()
+    words = load_tokenizer(experiment.data.tokenizer)
+    return lambda: score_hellaswag(model, ITEMS, words, ServingConfig())
+
+def tokenizing(folder):
+    path = Path(folder) / "text.jsonl"
+    lines = (json.dumps({"text": f"{n} " + Path(json.__file__).read_text()}) for n in range(300))
+    path.write_text(chr(10).join(lines))
+    numbers = iter(range(100))
+    def work():
+        os.environ["KVLAB_DATA"] = f"{folder}/{next(numbers)}"
+        prepare_dataset(DataConfig(source="files", paths=(str(path),)), workers=1)
+    return work
+
+def reporting(folder):
+    factors = {name: tuple(f"{name}{n}" for n in range(10)) for name in "ab"}
+    store = Record(factors=factors).write(Path(folder) / "runs")
+    return lambda: write_report(store, "made", Path(folder), ["answer", "effects", "cells", "curves"])
+
+own = tempfile.TemporaryDirectory()
 hybrid = {"attention_pattern": "GL", "window": 32}
 works = {
     "training": training({}),
@@ -80,6 +108,9 @@ works = {
     "prefill and decode, int8": decoding(ServingConfig(kv_dtype="int8")),
     "one-shot loss": scoring(None),
     "served loss": scoring(ServingConfig()),
+    "HellaSwag": scoring_endings(),
+    "tokenization": tokenizing(own.name),
+    "report": reporting(own.name),
 }
 seconds = {}
 for name, work in works.items():

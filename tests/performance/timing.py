@@ -33,10 +33,3 @@ def time_in_turn(
             if number:
                 seconds[name].append((clock() - began) / repeats)
     return seconds
-
-
-def least_in_turn(
-    works: Mapping[str, Callable[[], object]], rounds: int, repeats: int = 1
-) -> dict[str, float]:
-    """Return the least processor seconds of each work in any round."""
-    return {name: min(each) for name, each in time_in_turn(works, rounds, repeats).items()}

@@ -16,7 +16,6 @@ from kvlab.report.html_page import render_html
 from kvlab.report.markdown import render_markdown
 from kvlab.report.report_files import make_document
 from kvlab.report.table_export import table_to_latex
-from tests.performance.report_speed import big_record
 from tests.report.full_record import FullRecord
 from tests.report.reading import load, markdown
 from tests.support.mlflow_contents import read_files
@@ -117,6 +116,15 @@ def test_forged_negative_numbers_end_in_a_report_or_a_refusal(tmp_path, part):
         write_report(store, "made", tmp_path / "out", sections)
     except RecordDamaged as error:
         assert "has a value that kvlab cannot read" in str(error)
+
+
+def big_record(levels, seeds=2, points=20):
+    """A full factorial with curves and one known effect."""
+    factors = {
+        f"factor{n}": tuple(f"f{n}-{level}" for level in range(count))
+        for n, count in enumerate(levels)
+    }
+    return Record(factors=factors, effects={"f0-1": 0.1}, seeds=tuple(range(seeds)), points=points)
 
 
 def calls(work) -> int:
