@@ -65,7 +65,6 @@ def test_tables_and_plots(small, tmp_path):
     ("changes", "dtype", "expected"),
     [
         ({"training.precision": "bfloat16"}, None, "bfloat16"),
-        ({"training.precision": "bfloat16", "evaluation.precision": "float32"}, None, "float32"),
         ({"training.precision": "bfloat16"}, "float32", "float32"),
         ({}, None, "float32"),
     ],

@@ -72,17 +72,12 @@ def test_a_failing_copy_costs_one_warning_and_is_completed_later(folder):
     assert [one["trials"] for one in facts] == [2]
 
 
-@pytest.mark.usefixtures("folder")
-def test_a_wrong_url_is_refused_before_anything_runs():
+def test_a_wrong_url_is_refused_before_anything_runs_or_text_is_prepared(folder, monkeypatch):
+    monkeypatch.setenv("KVLAB_DATA", str(folder / "no-data-yet"))
     for url, expected in (("nowhere://x", "Protocol not known"), ("new/copy", "lies in the store")):
         code, _, error = run_kvlab("submit", "s.yaml", "--store", "new", "--copy-to", url)
         assert (code, expected in error) == (2, True)
     assert not Path("new").exists()
-
-
-def test_a_wrong_url_is_refused_before_text_is_prepared(folder, monkeypatch):
-    monkeypatch.setenv("KVLAB_DATA", str(folder / "no-data-yet"))
-    assert run_kvlab("submit", "s.yaml", "--store", "new", "--copy-to", "nowhere://x")[0] == 2
     assert not (folder / "no-data-yet" / "datasets").exists()
 
 

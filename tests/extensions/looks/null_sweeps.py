@@ -9,11 +9,9 @@ from dataclasses import dataclass, fields
 
 import numpy as np
 
-from kvlab.analysis.statistics import t_cdf
 from kvlab.analysis.verdicts import DIFFERENT, WORSE
 from kvlab.extensions.looks.sequential import ClaimState, Looks
 from tests.studies import read_options
-from tests.studies.null_sweeps import holm_correction
 
 Array = np.ndarray
 
@@ -67,8 +65,7 @@ class Tally:
     Attributes:
         error: Sweeps with any wrong claim.
         coverage: Sweeps all of whose last intervals cover the true difference.
-        power: Claims of a true difference that are called; `fixed` those that a t-test with Holm's
-            correction calls at the most seeds.
+        power: Claims of a true difference that are called.
         bounded: Claims that are called no costlier than the margin.
         trials: Mean number of trials, as a share of those of the most seeds.
     """
@@ -76,7 +73,6 @@ class Tally:
     error: float
     coverage: float
     power: float
-    fixed: float
     bounded: float
     trials: float
 
@@ -123,18 +119,7 @@ def _look_at_sweep(structure: Looked, random: np.random.Generator) -> tuple[floa
         called += is_called and effect != 0.0
     real = max(1, np.count_nonzero(effects))
     bounded = sum(state.outcome == "bounded" for state in states.values()) / len(states)
-    fixed = _count_found(differences, paired, effects) / real
-    return wrong, covered, called / real, fixed, bounded, seeds.sum() / seeds.size / maximum
-
-
-def _count_found(differences: Array, paired: Array, effects: Array) -> int:
-    """Return how many true differences Holm's t-tests call at the most seeds."""
-    p_values = []
-    for row, is_there in zip(differences, paired, strict=True):
-        found = row[is_there]
-        t = found.mean() / found.std(ddof=1) * found.size**0.5 if found.size > 1 else 0.0
-        p_values.append(2 * t_cdf(-abs(t), max(1, found.size - 1)))
-    return sum(p < 0.05 and e != 0 for p, e in zip(holm_correction(p_values), effects, strict=True))
+    return wrong, covered, called / real, bounded, seeds.sum() / seeds.size / maximum
 
 
 def main() -> None:

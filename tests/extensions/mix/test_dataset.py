@@ -37,7 +37,6 @@ from tests.extensions.mix.mixes import (
     write_texts,
 )
 from tests.extensions.recall.recalls import read_document
-from tests.extensions.recall.test_source import plain_documents
 from tests.support.text_files import stories
 
 
@@ -47,47 +46,26 @@ def paths(tmp_path):
 
 
 @pytest.mark.parametrize(("tokenizer", "ranks"), [("bytes", 256), ("gpt2:300", 300)])
-def test_it_holds_the_documents_of_its_sources(paths, tokenizer, ranks):
-    of = experiment(
-        paths, data={"tokenizer": tokenizer}, model={"vocab_size": ranks + 1 + SYMBOLS + 1}
-    )
-    data, first = prepare_dataset(of.data, workers=1), ranks + 1
-    texts = encode(stories(80), tokenizer)
-    drawn = [(shown, asked) for shown, asked, _ in plain_documents(of.data.recall, 4, 0, 400)]
-    seen = []
-    for split in (data.train, data.validation):
-        end, last = find_part_ends(split)
-        prose, pairs = split[:end].astype(int), split[end:last].astype(int)
-        assert last == len(split)
-        assert prose.max() == ranks
-        assert pairs.min() >= first
-        assert set(split_documents(prose, [ranks])) <= texts
-        assert (pairs[::LENGTH] == first + SYMBOLS).all()
-        for row in pairs.reshape(-1, LENGTH):
-            shown, asked = read_document(of.data.recall, (row[1:] - first).tolist())
-            one = [(k, v) for k, v, _ in shown], [(k, v) for k, v, _ in asked]
-            assert one in drawn
-        seen += split_documents(prose, [ranks])
-    assert set(seen) == texts
+def test_it_holds_the_tokens_of_each_source_alone(paths, tokenizer, ranks):
+    """Held-out documents of a source are the same in every mix, and ids say whose a token is."""
+    first = ranks + 1
+    vocabulary = {"vocab_size": first + SYMBOLS + 1}
+    of = experiment(paths, data={"tokenizer": tokenizer}, model=vocabulary)
+    data = prepare_dataset(of.data, workers=1)
     assert of.data.vocab_size == first + SYMBOLS + 1
     assert verify_dataset(data.folder) == []
-
-
-def test_a_source_alone_has_the_same_tokens(paths):
-    """Held-out documents of a source are the same in every mix."""
-    of = experiment(paths)
-    data = prepare_dataset(of.data, workers=1)
     alone = DataConfig(
-        source="files", paths=tuple(paths), tokenizer="bytes", validation_fraction=0.3
+        source="files", paths=tuple(paths), tokenizer=tokenizer, validation_fraction=0.3
     )
     symbols = DataConfig(
         source="recall", tokenizer=f"symbols:{SYMBOLS}", recall=RECALL, validation_fraction=0.3
     )
-    for number, (one, first) in enumerate([(alone, 0), (symbols, 257)]):
+    for number, (one, shift) in enumerate([(alone, 0), (symbols, first)]):
         own = prepare_dataset(one, workers=1)
         for split, plain in ((data.train, own.train), (data.validation, own.validation)):
             begin, end = [0, *find_part_ends(split)][number : number + 2]
-            assert (split[begin:end].astype(int) == plain[:].astype(int) + first).all()
+            assert end - begin == len(plain)
+            assert (split[begin:end].astype(int) == plain[:].astype(int) + shift).all()
 
 
 def test_shares_are_no_part_of_the_text_and_of_what_a_trial_computes(paths):

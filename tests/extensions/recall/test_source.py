@@ -151,15 +151,3 @@ def test_a_question_alone_does_not_tell_its_answer(form):
                 best = counts[key, place].most_common(1)[0][0], counts[key].most_common(1)[0][0]
                 right, asked = right + sum(one == answer for one in best), asked + 2
     assert abs(right / asked - 1 / 4) < 4 * math.sqrt(1 / 4 * 3 / 4 / (asked / 2))
-
-
-def test_a_small_power_asks_what_is_near():
-    def mean_distance(power):
-        config = RecallConfig(pairs=16, questions=1, gap=0, power=power)
-        asked = draw_documents(config, 16, 0, 2000).asked
-        return 16 - asked.mean()
-
-    assert mean_distance(None) == pytest.approx(8.5, abs=0.4)
-    weights = np.arange(1, 17) ** -0.99
-    expected = (weights * np.arange(1, 17)).sum() / weights.sum()
-    assert mean_distance(0.01) == pytest.approx(expected, abs=0.4)
