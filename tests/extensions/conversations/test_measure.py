@@ -1,6 +1,7 @@
 """Reuse between turns: loads, what they could reuse at most, and what a prefix cache does reuse."""
 
 from itertools import takewhile
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -25,8 +26,14 @@ from kvlab.extensions.conversations.prefix_cache import PrefixCache
 from kvlab.own_extensions import find_members
 from kvlab.spec import Experiment, ModelConfig, ServingConfig
 from kvlab.store.metrics import METRICS, collect_metrics
+from kvlab.track.run_description import tracked_metrics
+from kvlab.trial import Trial
 from tests.benchmark.sessions import DEFAULTS
 from tests.contracts.measure_contract import check_measure
+from tests.extensions.conversations.records import RECORD
+from tests.report.reading import load as load_study
+from tests.report.reading import markdown
+from tests.support.golden import check_golden
 from tests.support.random_model import random_model
 
 TEXT = np.random.default_rng(0).integers(0, 17, 4000).tolist()
@@ -219,3 +226,39 @@ def test_the_measure_keeps_the_contract():
     held_out = [n % 257 for n in range(1000)]
     check_measure("conversations", options={"conversations": load}, held_out=held_out)
     check_measure("conversations", is_available=False)
+
+
+def experiment(**conversations):
+    given = {"conversations": conversations} if conversations else {}
+    model = {"n_layer": 2, "n_head": 2, "n_embd": 8, "block_size": 128, "vocab_size": 257}
+    return Experiment(name="a", model=model, data={"tokenizer": "bytes"},
+                      benchmark={"prompt_tokens": 8, "new_tokens": 8, **given})  # fmt: skip
+
+
+def trial_id(**conversations):
+    return Trial.of(experiment(**conversations), "digest", 0).id
+
+
+def test_a_load_changes_the_trial_and_its_spelling_does_not():
+    assert "conversations" not in experiment().benchmark.identity()
+    assert trial_id() != trial_id(turns=4)
+    assert trial_id(turns=4) == trial_id(turns={"distribution": "constant", "mean": 4}, count=32)
+    assert trial_id(turns=4) != trial_id(turns=4, budget=1000)
+
+
+def test_the_section_is_the_golden_one(tmp_path):
+    text = markdown(load_study(RECORD, tmp_path, "reuse"))
+    check_golden(Path(__file__).with_name("report.txt"), text)
+
+
+def test_turns_are_a_curve_of_a_group_of_their_own():
+    result = RECORD.result({"heads": "mqa", "sharing": "none"}, 0, "done")
+    result["measurements"] = {f"reuse_hit_rate_turn{turn}": turn / 16 for turn in (1, 2, 10)}
+    result["measurements"]["reuse_hit_rate"] = 0.5
+    points = [point for point in tracked_metrics(result) if point[0].startswith("reuse/")]
+    curve = [("reuse/hit_rate_by_turn", turn / 16, turn) for turn in (1, 2, 10)]
+    assert points == [("reuse/hit_rate", 0.5, None), *curve]
+
+
+def test_a_gap_of_rounding_is_zero():
+    assert collect_metrics({"measurements": {"reuse_gap": -9e-6}})["reuse_gap"] == 0.0

@@ -11,10 +11,13 @@ from kvlab.layout import KVLayout
 from kvlab.layout.roofline_model import decode_step_cost
 from kvlab.model import GPT
 from kvlab.model.generate import EagerDecoder, StaticDecoder, prefill
+from kvlab.report.sections import SECTIONS
 from kvlab.spec import ModelConfig, ServingConfig, load_served_model
 from tests.contracts.slot_contract import check_copies_of_rows
 from tests.evaluate.test_serving_comparison import SHAPE as SCORED_SHAPE
 from tests.evaluate.test_serving_comparison import TEXT
+from tests.report.full_record import FullRecord
+from tests.report.reading import load, rows
 from tests.support.prefixes import copy_prefix
 from tests.support.random_model import random_model
 
@@ -160,3 +163,25 @@ def test_a_model_of_states_alone_has_nothing_to_drop():
     changes = {"model.attention_pattern": "L", "model.window": 8, "serving.evict": {"keep": 8}}
     with pytest.raises(SpecError, match="no layer to act on: all have a window"):
         load_served_model("gpt2", changes)
+
+
+class EvictingRecord(FullRecord):
+    """A full record whose cells kept some tokens."""
+
+    def measurements(self, levels, seed):
+        return super().measurements(levels, seed) | {"evicted_share": 0.25}
+
+    def result(self, levels, seed, status):
+        result = super().result(levels, seed, status)
+        serving = ServingConfig(evict={"keep": 10**9, "by": "recency", "sinks": 2})
+        result["experiment"]["serving"] = serving.model_dump(mode="json")
+        return result
+
+
+def test_a_table_says_what_cells_keep_and_drop(tmp_path):
+    section = SECTIONS["serving-gap"].make(load(EvictingRecord(), tmp_path))
+    found = rows(section, "eviction")
+    assert len(found) == 6
+    for row in found:
+        assert row["keeps"] == "1,000,000,000 tokens by recency, sinks 2"
+        assert float(row["dropped (%)"]) == 25.0

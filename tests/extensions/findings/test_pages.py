@@ -12,6 +12,7 @@ import pytest
 
 from kvlab.cli.main import main
 from kvlab.errors import SpecError
+from kvlab.extensions.findings.articles import article_claims
 from kvlab.extensions.findings.claims import load_claims
 from kvlab.extensions.findings.pages import make_findings, read_studies
 from tests.support.golden import check_golden
@@ -152,3 +153,19 @@ def test_the_tables_of_sweeps_have_the_question_and_the_answer_of_the_report(pro
     assert made.endswith("| Smallest shown to cost less than 0.05 nats/token: rope+trained. |")
     assert later.endswith("| 9 minutes | none yet | not run |")
     assert other == "| typed | [made.yaml](made.yaml) |", "another kind of table"
+
+
+EXACT_NUMBERS_OF_ARTICLES = [
+    4_831_838_208,
+    (1024 + 32 * 256) * 2 * 128 * 2,  # one global and 32 local slots of one head
+    614_400 * 512,
+    sum(3_109_942_400 * t + 307_200 * t**2 for t in range(256, 512)),
+    5_242_880_000,
+    48 * 7168 * 2 * 2 * 1024 * 128,
+    48 * 7168 * 2 * 2 * 2048 * 128,
+    2 * 12 * 12 * 768**2 + 2 * 50257 * 768 + 4 * 768 * 12 * 1024,  # matrices, head, attention
+]
+
+
+def test_numbers_that_findings_quote():
+    assert [claim.exact for claim in article_claims()] == EXACT_NUMBERS_OF_ARTICLES

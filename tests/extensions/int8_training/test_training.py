@@ -1,4 +1,6 @@
-"""A training with int8 products."""
+"""A training with int8 products, and its section of a report."""
+
+from pathlib import Path
 
 import pytest
 import torch
@@ -8,7 +10,10 @@ from kvlab.model.kernels.linear import Linear
 from kvlab.train.loop import train
 from kvlab.train.train_step import TrainStepper
 from kvlab.train.training_record import load_training_record
+from tests.extensions.int8_training.records import RECORD
 from tests.layout.test_training_memory import check_peak
+from tests.report.reading import load, markdown
+from tests.support.golden import check_golden
 from tests.support.tiny_training import dataset, experiment, model
 from tests.train.test_checkpoint import check_resumed
 
@@ -83,3 +88,8 @@ def test_it_resumes_bitwise(tmp_path):
 
 def test_peak_is_near_a_profile(tmp_path):
     check_peak(tmp_path, {"n_layer": 1}, "float32", None, ALL)
+
+
+def test_the_section_is_the_golden_one(tmp_path):
+    said = markdown(load(RECORD, tmp_path, "quantized-training"))
+    check_golden(Path(__file__).with_name("report.txt"), said)

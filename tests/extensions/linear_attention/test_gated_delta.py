@@ -1,19 +1,25 @@
 """Gated DeltaNet as a layer kind: the contract of mixers, and a plain loop as reference."""
 
 import random
+import re
+import subprocess
+import sys
 from dataclasses import replace
 from itertools import pairwise
+from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kvlab.evaluate.scoring import score_pairs
 from kvlab.extensions.linear_attention.delta_rule import mix_chunks, mix_token
+from kvlab.layout import KVLayout
 from kvlab.model import GPT
-from kvlab.spec import ModelConfig, ServingConfig
+from kvlab.spec import ModelConfig, ServingConfig, load_experiment
 from kvlab.spec.experiment import ServedModel
 from kvlab.train.loop import train
 from tests.contracts.mixer_contract import MixerContract
@@ -188,3 +194,33 @@ def test_a_training_lowers_the_loss(tmp_path, pattern, training):
     record = train(trained, tiny_training.dataset(), of, seed=0, directory=tmp_path)
     losses = [point[-1] for point in record.validation_curve]
     assert losses[-1] < losses[0] - 0.5
+
+
+ROOT = Path(__file__).parents[3]
+EXPERIMENT = ROOT / "experiments" / "hybrid.yaml"
+
+
+def test_the_shipped_experiment_and_the_page_are_planned():
+    experiment = load_experiment(EXPERIMENT)
+    layout = KVLayout.of(experiment.model, experiment.serving)
+    state, token = 4 * 16 * 16 * 4, 2 * 4 * 16 * 4
+    for context in (1, 100, 10**6):
+        assert layout.stored_bytes(1, context) == 3 * state + context * token
+    assert "3 D slots) x (4 x 16 x 16 x 4 bytes of state)" in layout.formula(1, 8)
+    page = (ROOT / "kvlab/extensions/linear_attention/README.md").read_text()
+    own = re.search(r"`kinds: (\{D: .*?\}\})`", page).group(1)
+    changes = {"model.kinds": yaml.safe_load(own), "model.attention_pattern": "DDDG"}
+    model = load_experiment(EXPERIMENT, changes).model
+    assert model.layers[0].n_kv_head == 1
+    assert KVLayout.of(model).plans[0].stored_bytes(5, "float32") == 4 * 32 * 32
+
+
+def test_it_is_planned_without_torch():
+    program = (
+        "import sys; from kvlab.spec import load_experiment; from kvlab.layout import KVLayout\n"
+        "model = load_experiment(sys.argv[1]).model\n"
+        "print(KVLayout.of(model).stored_bytes(1, 9), 'torch' in sys.modules)"
+    )
+    command = [sys.executable, "-c", program, str(EXPERIMENT)]
+    shown = subprocess.run(command, capture_output=True, text=True, check=True, cwd=ROOT)
+    assert shown.stdout.split() == ["16896", "False"]

@@ -1,5 +1,7 @@
 """Trends of effects over sizes: against numpy and scipy, and covered in synthetic sweeps."""
 
+from pathlib import Path
+
 import numpy as np
 import pytest
 from scipy import stats
@@ -7,6 +9,8 @@ from scipy import stats
 from kvlab.analysis.statistics import estimate
 from kvlab.analysis.study import Study
 from kvlab.extensions.scaling.trends import SizeLaw, list_trends
+from tests.report.reading import load, markdown
+from tests.support.golden import check_golden
 from tests.support.record_factory import SIZES, SizedRecord
 
 
@@ -100,3 +104,27 @@ def test_nothing_is_predicted_beyond_ten_times_the_largest_size_or_from_one_seed
         law.predict(1.01e8)
     with pytest.raises(ValueError, match="one seed has no spread"):
         SizeLaw((1e6, 3e6, 1e7), ((0.1, 0.09, 0.08),)).predict(2e7)
+
+
+def is_large_mqa(levels):
+    return {"large", "mqa"} <= {*levels.values()}
+
+
+def lose_large(levels, seed):
+    is_lost = is_large_mqa(levels) and levels["position"] == "learned" and seed == 0
+    return "diverged" if is_lost else "done"
+
+
+RECORDS = {
+    "sizes": SizedRecord(predict=(3e7, 1e8), noise=0.001),
+    "sizes-noisy": SizedRecord(predict=(3e7, 1e8), noise=0.3),
+    "sizes-once": SizedRecord(seeds=(0,)),
+    "sizes-two": SizedRecord(exclude=is_large_mqa),
+    "sizes-diverged": SizedRecord(status=lose_large),
+}
+
+
+@pytest.mark.parametrize("name", list(RECORDS))
+def test_the_section_is_the_golden_one(tmp_path, name):
+    text = markdown(load(RECORDS[name], tmp_path, "size-trends"))
+    check_golden(Path(__file__).parent / "golden" / f"{name}.txt", text)

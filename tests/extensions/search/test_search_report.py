@@ -1,5 +1,8 @@
 """The report of a search: what it answers, and that nothing in it is false of a search."""
 
+from dataclasses import replace
+from pathlib import Path
+
 import pytest
 
 from kvlab.analysis.study import Study
@@ -11,7 +14,14 @@ from kvlab.spec import load_sweep
 from kvlab.track.sweep_summary import find_best_cell, measure_sweep
 from tests.contracts.section_contract import ReportSectionContract
 from tests.report.reading import load, markdown
-from tests.support.search_record import EVERY_OUTCOME, SearchRecord, settings, two_objectives
+from tests.support.golden import check_golden
+from tests.support.search_record import (
+    EVERY_OUTCOME,
+    SearchRecord,
+    settings,
+    suggest,
+    two_objectives,
+)
 from tests.support.tiny_sweep import write_tiny_sweep
 
 
@@ -99,3 +109,27 @@ def test_what_mlflow_calls_the_best_keeps_the_limits(study):
     metrics = measure_sweep(study)
     assert metrics["sweep/best_loss_served"] == 3.2
     assert "sweep/kv_bytes_within_noise" not in metrics
+
+
+SECTIONS = ("answer", "best", "next", "front", "unmeasured")
+LARGEST = replace(EVERY_OUTCOME, search={**EVERY_OUTCOME.search, "directions": ["maximize"]})
+STARTED = [suggest(settings(1, 1e-3), values=[3.0]), suggest(settings(2, 1e-3), "open")]
+UNENDED = SearchRecord(suggestions=STARTED, search={"stop_reason": ""})
+LOST = [suggest(settings(1, 1e-3), "lost")]
+BEYOND = suggest(settings(4, 1e-3), "beyond", values=[3.0], violations={"kv_bytes +1": 1.0})
+LIMITED = {"limits": {"kv_bytes": {"at_most": 1024, "at_least": None}}}
+RECORDS = {
+    "search": (EVERY_OUTCOME, SECTIONS),
+    "objectives": (two_objectives(), ("answer", "best")),
+    "largest": (LARGEST, ("answer",)),
+    "unended": (UNENDED, ("answer", "next")),
+    "lost": (SearchRecord(suggestions=LOST), ("answer", "next")),
+    "beyond": (SearchRecord(suggestions=[BEYOND], search=LIMITED), ("answer", "next")),
+}
+
+
+@pytest.mark.parametrize("name", list(RECORDS))
+def test_the_report_is_the_golden_one(tmp_path, name):
+    record, sections = RECORDS[name]
+    text = markdown(load(record, tmp_path, *sections))
+    check_golden(Path(__file__).parent / "golden" / f"{name}.txt", text)

@@ -1,17 +1,23 @@
 """`tune`: rounds of rates from the record alone, and the cells at the rates that were found."""
 
+import json
 import shutil
 from pathlib import Path
 
 import pytest
 
-from kvlab.spec import load_sweep
+from kvlab.data.dataset_preparation import prepare_dataset
+from kvlab.spec import load_experiment, load_sweep
 from kvlab.store import Store
 from kvlab.sweep import plan_stage
 from kvlab.sweep.planning.planner import SweepPlanner
 from kvlab.sweep.planning.stages import plan_at_least, plan_at_most
-from tests.support.stub_looks import SURFACES, TUNED, SurfaceRun, drive_looks, load_looks
+from tests.report.reading import load, markdown
+from tests.support.golden import check_golden
+from tests.support.record_factory import TunedRecord
+from tests.support.stub_looks import SURFACES, TUNED, KnownRun, SurfaceRun, drive_looks, load_looks
 from tests.support.stub_trials import identify, write_sweep
+from tests.support.tiny_sweep import SWEEP, run_kvlab, tiny_sweep_folder
 
 
 def submit(folder: Path, surfaces, text: str = TUNED):
@@ -123,3 +129,43 @@ def test_a_cell_that_starts_from_another_keeps_its_own_rate(tmp_path):
     found = [one for one in stages[-1].plan.trials if one.trial.experiment.model.n_kv_head == 2]
     starts = {one.starts_from for one in stages[-1].plan.trials} - {None}
     assert starts == {one.trial.id for one in found if one.shares_with is None}
+
+
+SUBMIT = ("submit", "s.yaml", "--executor", "inline", "--no-report")
+
+
+def test_a_failed_tuning_trial_fails_the_sweep_until_it_is_retried(tmp_path, monkeypatch):
+    script = {}
+    monkeypatch.setattr(
+        "kvlab.cli.commands.submit.run_task",
+        lambda task, store, **_: KnownRun(store, script=script)(task),
+    )
+    with tiny_sweep_folder(tmp_path, SWEEP):
+        tune = "tune: {training.learning_rate: [1e-3, 2e-3, 4e-3], seeds: [100]}\n"
+        Path("s.yaml").write_text(f"{SWEEP}seeds: [0]\n{tune}")
+        prepare_dataset(load_experiment("e.yaml").data)  # the ids are known from then on
+        bad = json.loads(run_kvlab("plan", "s.yaml", "--json")[1])["trials"][0]["trial"]
+        script[bad, "measure", 0] = "bug"
+        code, text, _ = run_kvlab(*SUBMIT)
+        assert (code, "1 failed" in text, f"  {bad}  bug" in text) == (1, True, True)
+        assert text.count("; 1 tuning trial failed") == 1
+        assert "1 failed" in run_kvlab("status", "s")[1]
+        assert run_kvlab(*SUBMIT)[0] == 1, "nothing new has run, and the failure is still there"
+        script.clear()
+        code, text, error = run_kvlab(*SUBMIT, "--retry-failed")
+        assert (code, "s, tuning 1" in text, ", 0 failed" in text) == (0, True, True), error
+        assert "failed" not in run_kvlab("status", "s")[1]
+
+
+GOLDEN = Path(__file__).parent / "golden"
+
+RECORDS = {
+    "tuned": TunedRecord(),
+    "tuned-shorter": TunedRecord(tokens=4096),
+    "tuning": TunedRecord(is_over=False),
+}
+
+
+@pytest.mark.parametrize("name", list(RECORDS))
+def test_the_report_is_the_golden_one(tmp_path, name):
+    check_golden(GOLDEN / f"{name}.txt", markdown(load(RECORDS[name], tmp_path, "tuned")))
