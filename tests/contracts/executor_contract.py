@@ -51,7 +51,11 @@ class Scripted:
             case "terminate":
                 os.kill(os.getpid(), signal.SIGTERM)
             case "hang":
-                StopCheck((), ())()
+                should_stop = StopCheck((), ())
+                for _ in range(15):  # steps, then one that never ends
+                    should_stop()
+                    time.sleep(0.1)
+                (self.folder / f"here-{trial.id}").touch()
                 time.sleep(600)
             case "meet":
                 (self.folder / f"here-{trial.id}").touch()

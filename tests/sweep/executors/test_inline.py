@@ -47,8 +47,10 @@ class TestInline(ExecutorContract):
 
     def test_a_task_on_a_gpu_that_makes_no_progress_is_ended(self, executor, run, monkeypatch):
         monkeypatch.setenv("KVLAB_STALL_SECONDS", "1")
-        executor.start(run.ask(some_trial(1, gpus=1), "hang"))
+        trial = run.ask(some_trial(1, gpus=1), "hang")
+        executor.start(trial)
         (ended,) = executor.wait(1.0)
+        assert (run.folder / f"here-{trial.id}").exists(), "it worked for longer than the limit"
         assert isinstance(ended.error, WorkerKilled)
         assert str(ended.error) == "its process made no progress for 1 s"
 
