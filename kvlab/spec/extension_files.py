@@ -25,7 +25,8 @@ from kvlab.errors import Problem, SpecError
 from kvlab.spec import spec_model as spec
 from kvlab.spec.data_config import SOURCES
 from kvlab.spec.kv_forms import NAMED_FORMS, KVForm
-from kvlab.spec.members import Member, MemberError, offered
+from kvlab.spec.layer_config import LayerKind
+from kvlab.spec.members import Member, MemberError, check_returns, offered
 from kvlab.spec.mixers import MIXERS, Mixer
 from kvlab.spec.source_options import DocumentSource
 from kvlab.spec.token_metrics import TEXT_FIELDS, TokenMetric, read_metric_texts
@@ -143,8 +144,10 @@ def load_extension(file: ExtensionFile, path: str | Path | None = None) -> Exten
         text = "has no `extension`; end it with `extension = Extension(kv_forms=(MyForm(),))`"
         fail(max(1, len(file.text.splitlines())), text)
     _check_members(file.text, module, extension, fail)
+    for own in {type(member) for member in extension.members}:
+        own.source = file
+        check_returns(own)
     for member in extension.members:
-        type(member).source = file
         if isinstance(member, KVForm | Mixer) and member.options is not None:
             member.__dict__["options"] = member.options()  # a mixer may be frozen
     _loaded[file] = extension
@@ -199,6 +202,10 @@ def _check_members(
             if not is_there and ":" not in str(torch_class):
                 hint = "name a class of this file, a module of torch"
                 fail(line, f"{own.__name__} has {place} = {torch_class!r}; {hint}")
+            settings, known = getattr(member, "settings", ()), {*LayerKind.model_fields} - {"mixer"}
+            if not isinstance(settings, tuple) or not {*settings} <= known:
+                hint = f"name keys of model.kinds that it reads, of {', '.join(sorted(known))}"
+                fail(line, f"{own.__name__} has settings = {settings!r}; {hint}")
             parts = getattr(member, "parts", ("k",))
             if not isinstance(parts, tuple) or not parts:
                 hint = "name what a token stores, such as ('k', 'v')"

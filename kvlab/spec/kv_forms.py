@@ -14,7 +14,15 @@ from pydantic import WrapValidator
 
 from kvlab.own_extensions import find_members
 from kvlab.spec import spec_model as spec
-from kvlab.spec.members import DUMP_OFFERED, Member, MemberError, accept_offered, find_offered
+from kvlab.spec.members import (
+    DUMP_OFFERED,
+    PROBLEMS,
+    WHOLE,
+    Member,
+    accept_offered,
+    find_offered,
+    is_count,
+)
 
 if TYPE_CHECKING:
     from kvlab.spec.layer_config import LayerConfig
@@ -28,6 +36,16 @@ class StoredVectors:
     count: int
     size: int
     name: str = "head"
+
+
+def _are_stored(form: "KVForm", stored: object) -> bool:
+    """Return whether a cache can hold what `KVForm.stored` has returned."""
+    return (
+        isinstance(stored, tuple)
+        and len(stored) == len(form.parts)
+        and all(isinstance(one, StoredVectors) for one in stored)
+        and all(is_count(number, 1) for one in stored for number in (one.count, one.size))
+    )
 
 
 class KVForm(Member, ABC):
@@ -46,21 +64,22 @@ class KVForm(Member, ABC):
     parts: ClassVar[tuple[str, ...]]
     stores_keys: ClassVar[bool] = False
     shares_rotary_key: ClassVar[bool] = False
+    returns = {
+        "stored": (
+            _are_stored,
+            "a tuple of one StoredVectors, of whole numbers above 0, for each of parts",
+        ),
+        "find_problems": PROBLEMS,
+        **dict.fromkeys(
+            ("count_heads", "rotated_dims", "key_dim", "query_dim", "up_weights", "norm_weights"),
+            WHOLE,
+        ),
+        "flops_per_key": WHOLE,
+    }
 
     @abstractmethod
     def stored(self, layer: "LayerConfig") -> tuple[StoredVectors, ...]:
         """Return what one token stores in a layer's cache slot."""
-
-    def check_stored(self, layer: "LayerConfig", stored: object) -> None:
-        """Raise MemberError if no cache can hold what `stored` has returned."""
-        are_vectors = isinstance(stored, tuple) and all(
-            isinstance(one, StoredVectors)
-            and all(isinstance(n, int) and n >= 1 for n in (one.count, one.size))
-            for one in stored
-        )
-        if not are_vectors or len(stored) != len(self.parts):  # type: ignore[arg-type]
-            text = f"stores {stored!r} in layers {layer.kind}; return a tuple of one StoredVectors,"
-            raise MemberError(self, f"{text} of whole numbers above 0, for each of {self.parts!r}")
 
     def count_heads(self, n_kv_head: int) -> int:
         """Return the K/V heads, or vectors in their place, of a layer with ``n_kv_head``."""

@@ -4,8 +4,9 @@ kvlab's own stand in a table by name. Those of a file are objects, in a spec too
 file may be at work in one process.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
 from contextvars import ContextVar
+from functools import partialmethod
 from pkgutil import resolve_name
 from typing import Any, ClassVar, Self, TypeVar, cast
 
@@ -26,11 +27,13 @@ class Member:
         source: the user's file that defines it, an `ExtensionFile`; None for kvlab's own.
         options: its settings, of a form or a mixer of a file. The class names a `SpecModel`; the
             member has its defaults, or what the YAML says.
+        returns: what its methods must return, by their names.
     """
 
     name: ClassVar[str]
     source: ClassVar[Any] = None
     options: ClassVar[Any] = None
+    returns: ClassVar[Mapping[str, "Rule"]] = {}
 
     def __str__(self) -> str:
         return self.name
@@ -85,6 +88,40 @@ def read_options(own: type[SpecModel], values: Any, of: str, key: str = "") -> S
     map_type: Any = dict[str, own]  # type: ignore[valid-type]
     read = TypeAdapter(map_type).validate_python({key: values})  # whose errors have the key
     return cast(SpecModel, read[key])
+
+
+Rule = tuple[Callable[[Any, Any], bool], str]
+"""What a method must return: a test of a member and of what it returned, and the same in words."""
+
+
+def is_count(value: Any, least: int = 0) -> bool:
+    """Return whether a value is a whole number, and not below ``least``."""
+    return isinstance(value, int) and value >= least
+
+
+WHOLE: Rule = (lambda _member, value: is_count(value), "a whole number, 0 or more")
+
+PROBLEMS: Rule = (
+    lambda _member, value: (
+        isinstance(value, list | tuple)
+        and all(isinstance(one, tuple) and [type(x) for x in one] == [str, str] for one in value)
+    ),
+    "or yield pairs of a field and a message, such as ('kv', 'needs position: rope')",
+)
+
+
+def check_returns(own: type[Member]) -> None:
+    """Let the methods of a class of a user's file raise MemberError where `returns` says so."""
+    for name, rule in own.returns.items():
+        setattr(own, name, partialmethod(_call, getattr(own, name), name, rule))
+
+
+def _call(member: Member, method: Callable[..., Any], name: str, rule: Rule, *given: Any) -> Any:
+    value = method(member, *given)
+    value = list(value) if isinstance(value, Iterator) else value
+    if not rule[0](member, value):
+        raise MemberError(member, f"returns {value!r} from {name}; return {rule[1]}")
+    return value
 
 
 class MemberError(Exception):

@@ -17,7 +17,14 @@ from kvlab.own_extensions import name_members
 from kvlab.spec import spec_model as spec
 from kvlab.spec.dtypes import DTYPES
 from kvlab.spec.kv_forms import StoredVectors
-from kvlab.spec.members import DUMP_OFFERED, Member, accept_offered, find_offered
+from kvlab.spec.members import (
+    DUMP_OFFERED,
+    WHOLE,
+    Member,
+    accept_offered,
+    find_offered,
+    is_count,
+)
 
 if TYPE_CHECKING:
     from kvlab.spec.layer_config import LayerConfig
@@ -25,6 +32,14 @@ if TYPE_CHECKING:
 
 STATE_DTYPE = "float32"
 """The least precise dtype of a state: every token changes it, and roundings would add up."""
+
+
+def _are_shapes(_mixer: "Mixer", state: object) -> bool:
+    """Return whether a row can have what `Mixer.state` has returned."""
+    return isinstance(state, tuple) and all(
+        isinstance(shape, tuple) and len(shape) >= 2 and all(is_count(n, 1) for n in shape)
+        for shape in state
+    )
 
 
 @dataclass(frozen=True)
@@ -40,6 +55,13 @@ class Mixer(Member, ABC):
     letter: ClassVar[str] = ""
     module: ClassVar[str]
     settings: ClassVar[tuple[str, ...]] = ("n_kv_head", "head_dim")
+    returns = {
+        "state": (
+            _are_shapes,
+            "a tuple of shapes, each a tuple of two or more whole numbers, such as ((4, 16),)",
+        ),
+        **dict.fromkeys(("weights", "vectors", "products", "decode_flops", "saved_bytes"), WHOLE),
+    }
 
     def stored(self, layer: "LayerConfig") -> tuple[StoredVectors, ...]:  # noqa: ARG002
         """Return what one token stores in the layer's cache slot; nothing beside a state."""
@@ -94,10 +116,7 @@ class AttentionMixer(Mixer):
     settings = (*Mixer.settings, "position", "rope_theta", "rotary_share", "rope_scaling", "window")
 
     def stored(self, layer: "LayerConfig") -> tuple[StoredVectors, ...]:
-        stored, form = layer.kv_form.stored(layer), layer.kv_form
-        if form.source is not None:
-            form.check_stored(layer, stored)
-        return stored
+        return layer.kv_form.stored(layer)
 
     def _qkv_width(self, model: "ModelConfig", number: int) -> int:
         layer, is_owner = model.layers[number], model.kv_owners[number] == number

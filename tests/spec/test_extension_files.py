@@ -11,6 +11,8 @@ import pytest
 from kvlab.errors import SpecError
 from kvlab.layout import KVLayout
 from kvlab.spec import Experiment, extension_files, load_experiment
+from kvlab.spec.extension_files import describe_error
+from kvlab.spec.members import MemberError
 from kvlab.trial.fingerprint import training_identity
 from kvlab.trial.trial import Trial
 
@@ -22,6 +24,9 @@ model: {vocab_size: 257, block_size: 32, n_layer: 2, n_head: 2, n_embd: 16, kv: 
 data: {tokenizer: bytes}
 benchmark: {prompt_tokens: 8, new_tokens: 8}
 """
+MIXER_YAML = YAML.replace(
+    "kv: half_values", "attention_pattern: MG, kinds: {M: {mixer: decayed_sum}}"
+)
 
 
 def write(folder, text=None, yaml=YAML):
@@ -69,8 +74,7 @@ def test_a_mixer_has_settings(tmp_path):
     text = text.replace("import Extension", "import SpecModel, Extension")
     settings = "class Rate(SpecModel):\n    size: int = 4\n\n\nclass DecayedSum(Mixer):\n"
     text = text.replace("class DecayedSum(Mixer):\n", f"{settings}    options = Rate\n")
-    model = "kv: separate, attention_pattern: MG, kinds: {M: {mixer: decayed_sum}}"
-    yaml = write(tmp_path, text, YAML.replace("kv: half_values", model))
+    yaml = write(tmp_path, text, MIXER_YAML)
     four, two = (
         load_experiment(yaml, {"model.kinds.M.mixer": mixer}).model
         for mixer in ("decayed_sum", {"decayed_sum": {"size": 2}})
@@ -137,6 +141,7 @@ def test_a_record_keeps_the_text_and_runs_it_only_if_it_is_trusted(tmp_path, mon
 BODY = "class Form(KVForm):\n    name, view, parts = 'form', 'View', ('v',)\n"
 HEAD = "from kvlab.extend import Extension, KVForm, StoredVectors\nView = 1\n"
 STORED = "    def stored(self, layer):\n        return "
+PROBLEMS = f"{STORED}(StoredVectors(1, 8),)\n    def find_problems(self, model):\n        return "
 END = "\nextension = Extension(kv_forms=(Form(),))\n"
 HAS = "e.yaml:2:13: extensions = {...} has mine.py:"
 MISTAKES = {
@@ -150,9 +155,13 @@ MISTAKES = {
     + END: "mine.py:3:1: Form has view = 'Other'",
     f"{HEAD}{BODY}{STORED}()".replace("('v',)", "()") + END: "mine.py:3:1: Form has parts = ()",
     f"{HEAD}{BODY}{STORED}layer.nothing{END}": f"{HAS}6: fails: AttributeError",
-    f"{HEAD}{BODY}{STORED}()" + END: f"{HAS}3: Form stores () in layers G; return a tuple of",
-    f"{HEAD}{BODY}{STORED}StoredVectors(1, 8)" + END: f"{HAS}3: Form stores StoredVectors(",
-    f"{HEAD}{BODY}{STORED}(StoredVectors(1, 8 / 2),)" + END: f"{HAS}3: Form stores (StoredVectors(",
+    f"{HEAD}{BODY}{STORED}()" + END: f"{HAS}3: Form returns () from stored; return a tuple of",
+    f"{HEAD}{BODY}{STORED}StoredVectors(1, 8)" + END: f"{HAS}3: Form returns StoredVectors(",
+    f"{HEAD}{BODY}{STORED}(StoredVectors(1, 8 / 2),)"
+    + END: f"{HAS}3: Form returns (StoredVectors(",
+    f"{HEAD}{BODY}{PROBLEMS}'no'{END}": f"{HAS}3: Form returns 'no' from find_problems; return",
+    f"{HEAD}{BODY}{PROBLEMS}iter(['no']){END}": f"{HAS}3: Form returns ['no'] from find_problems;",
+    f"{HEAD}{BODY}{PROBLEMS}None{END}": f"{HAS}3: Form returns None from find_problems; return",
     f"{HEAD}{BODY}    options = 3\n{STORED}(){END}": "mine.py:3:1: Form has options = 3",
     f"{HEAD}extension = Extension(kv_forms=(1,))\n": "mine.py:3:1: kv_forms has 1",
     f"{HEAD}{BODY}{STORED}()"
@@ -172,6 +181,28 @@ def test_mistakes_have_their_line(tmp_path, text, message):
     with pytest.raises(SpecError) as error:
         load_experiment(yaml)
     assert str(error.value).startswith(f"{tmp_path}/{message}")
+
+
+@pytest.mark.parametrize("method", ["weights", "decode_flops", "state"])
+def test_arithmetic_that_gives_no_number_has_its_line(tmp_path, method):
+    text = EXAMPLE.with_stem("decayed_sum").read_text()
+    text = text.replace("return 2 * model.n_embd", "return 0.5 * model.n_embd")
+    text = text.replace("return 3 * layer.out_width", "return None")
+    text = text.replace("((layer.n_head, 1, layer.head_dim),)", "(layer.n_head,)")
+    (tmp_path / "mine.py").write_text(text)
+    model = load_experiment(write(tmp_path, text, MIXER_YAML)).model
+    layer = model.layers[0]
+    given = {"weights": (model, 0), "decode_flops": (layer, 3), "state": (layer,)}[method]
+    with pytest.raises(MemberError) as error:
+        getattr(layer.mixer, method)(*given)
+    assert describe_error(error.value).startswith("mine.py:10: DecayedSum returns ")
+    assert f" from {method}; return a " in str(error.value)
+
+
+def test_settings_of_a_mixer_are_keys_of_a_kind(tmp_path):
+    text = EXAMPLE.with_stem("decayed_sum").read_text()
+    with pytest.raises(SpecError, match=r"mine.py:10:1: DecayedSum has settings = \('heads',\)"):
+        load_experiment(write(tmp_path, text.replace("settings = ()", "settings = ('heads',)")))
 
 
 @pytest.mark.parametrize(

@@ -16,8 +16,13 @@ from kvlab.cli.terminal import show_status_line
 from kvlab.errors import DataError, UsageError
 from kvlab.spec.data_config import DataConfig
 from kvlab.spec.experiment import ServedModel
-from kvlab.spec.extension_files import load_extension, locate_error, read_extension
-from kvlab.spec.members import Member
+from kvlab.spec.extension_files import (
+    describe_error,
+    load_extension,
+    locate_error,
+    read_extension,
+)
+from kvlab.spec.members import Member, MemberError
 from kvlab.spec.model_config import ModelConfig
 from kvlab.spec.serving_config import ServingConfig
 from kvlab.spec.source_options import DocumentSource
@@ -87,21 +92,26 @@ def _check_member(member: Member, path: Path, cases: int) -> Iterator[Checked]:
     from kvlab.extensions.check import member_checks
 
     draw, drawn, refused = random.Random(0), list[tuple[ModelConfig, ServingConfig, str]](), 0
+    reason = ""
     while len(drawn) < cases and refused < 20 * cases:
         model, how = member_checks.draw_case(draw, member)
         try:
             served = ServedModel.model_validate({"name": "x", "model": model, "serving": how})
-        except ValidationError:
+        except ValidationError as error:
             refused += 1  # what the member or kvlab refuses needs no more
+            reason = reason or error.errors()[0]["msg"]
             continue
         shown = json.dumps({"model": model, "serving": how}, default=lambda one: one.name)
         drawn.append((served.model, served.serving, shown))
     if not drawn:
-        raise UsageError(f"{path}: {member.name} goes with none of {refused} random models")
+        text = f"{path}: {member.name} goes with none of {refused} random models"
+        raise UsageError(f"{text}; it says of the first: {reason}")
     for name, check in member_checks.CHECKS.items():
         few = drawn[: max(1, cases // 10)] if name.startswith("a training") else drawn
         tries = ((shown, partial(check, config, serving)) for config, serving, shown in few)
-        yield _try(member.name, name, "models", tries)
+        yield (found := _try(member.name, name, "models", tries))
+        if found.counterexample and check is member_checks.check_shapes:
+            return  # the others would fail for the same reason
 
 
 def _try(
@@ -150,6 +160,8 @@ def _check_source(source: DocumentSource, paths: list[str]) -> Checked:
 
 def _describe(error: Exception) -> str:
     """Return what failed, with the line of the file where it did."""
+    if isinstance(error, MemberError):
+        return str(describe_error(error))
     name = "" if isinstance(error, AssertionError | DataError) else f"{type(error).__name__}: "
     place = locate_error(error)
     return f"{place}: {name}{error}" if place else f"{name}{error}"

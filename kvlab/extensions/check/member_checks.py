@@ -5,16 +5,20 @@ draws configurations; ``kvlab check`` runs the checks over many, the tests over 
 """
 
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from kvlab.layout import KVLayout
+from kvlab.model.attention import Attention, SeparateKV, TokenMixer
 from kvlab.model.generate import EagerDecoder, StaticDecoder
 from kvlab.model.gpt import GPT, check_parameter_count
+from kvlab.model.rope import RopeTable
 from kvlab.own_extensions import find_members
+from kvlab.spec.extension_files import locate_error
 from kvlab.spec.members import Member
 from kvlab.spec.mixers import Mixer
 from kvlab.spec.model_config import ModelConfig
@@ -70,6 +74,73 @@ def make_model(config: ModelConfig, seed: int = 0, std: float = 0.3) -> GPT:
 def draw_tokens(seed: int = 1) -> Tensor:
     generator = torch.Generator().manual_seed(seed)
     return torch.randint(0, VOCABULARY, (ROWS, TOKENS), generator=generator)
+
+
+@torch.inference_mode()
+def check_shapes(config: ModelConfig, _serving: ServingConfig) -> float:
+    """A module gives tensors of the shapes that its layer takes; arithmetic gives numbers."""
+    model, rows = make_model(config), (ROWS, TOKENS)
+    for block, layer in zip(model.blocks, config.layers, strict=True):
+        mixer = block.attention
+        if not isinstance(mixer, TokenMixer):
+            raise Broken(f"{type(mixer).__name__} is no TokenMixer; derive it from that class")
+        layer.mixer.decode_flops(layer, TOKENS)
+        layer.mixer.saved_bytes(layer, TOKENS, 4)
+        _require_shapes(mixer, "forward", (), [(*rows, config.n_embd)])
+        if isinstance(mixer, Attention):
+            if not isinstance(mixer.kv, SeparateKV):
+                raise Broken(f"{type(mixer.kv).__name__} is no SeparateKV; derive it from that")
+            stored = [(ROWS, part.count, TOKENS, part.size) for part in layer.stored]
+            _require_shapes(mixer.kv, "store", layer.kv_form.parts, stored)
+            attended = (ROWS, layer.n_head, TOKENS, layer.head_dim)
+            _require_shapes(mixer.kv, "attend", (), [attended])
+    model(draw_tokens())
+    return 0.0
+
+
+def _require_shapes(
+    module: nn.Module, name: str, parts: tuple[str, ...], shapes: Sequence[tuple[int, ...]]
+) -> None:
+    """Let a method of a module raise `Broken` if it returns tensors of other shapes.
+
+    Args:
+        parts: what the tensors of a tuple are; empty for one tensor.
+    """
+    method, own = getattr(module, name), type(module).__name__
+
+    def checked(*arguments: Any) -> Any:
+        try:
+            value = method(*arguments)
+        except Exception as error:
+            if isinstance(error, Broken) or locate_error(error):
+                raise
+            raise Broken(f"{own}.{name} fails: {type(error).__name__}: {error}") from error
+        tensors = value if parts and isinstance(value, tuple) else (value,)
+        found = [tuple(getattr(one, "shape", [type(one).__name__])) for one in tensors]
+        if found != shapes:
+            of = f" for {parts!r}" if parts else ""
+            raise Broken(f"{own}.{name} returns {found}, and its layer takes {shapes}{of}")
+        return value
+
+    setattr(module, name, checked)
+
+
+@torch.inference_mode()
+def check_distances(config: ModelConfig, _serving: ServingConfig) -> float:
+    """Under rotary positions a text has the same logits wherever it begins."""
+    if config.position != "rope":
+        return 0.0
+    model, tokens = make_model(config), draw_tokens()
+    logits = model(tokens)
+    for tables in model.rotary_tables:
+        tables.at = partial(_rotate_later, tables.at)  # type: ignore[method-assign]
+    difference = float((model(tokens) - logits).abs().max())
+    text = "logits change with where a text begins; rotate each key once, as SeparateKV.store does"
+    return _require_close(difference, f"{text}; they differ")
+
+
+def _rotate_later(at: Callable[..., RopeTable], positions: Tensor, limit: int, *more: Any) -> Any:
+    return at(positions + 9, limit + 9, *more)
 
 
 @torch.inference_mode()
@@ -196,9 +267,11 @@ def check_training(config: ModelConfig, _serving: ServingConfig) -> float:
 
 Check = Callable[[ModelConfig, ServingConfig], float]
 CHECKS: dict[str, Check] = {
+    "tensors and numbers are as a layer needs them": check_shapes,
     "cached logits equal those of one pass": check_cached_logits,
     "rows of several lengths equal each alone": check_rows,
     "packed documents equal each alone": check_documents,
+    "rotary positions count distances alone": check_distances,
     "a cache takes the declared bytes": check_cache,
     "parameters are as declared": check_parameters,
     "gradients reach every weight": check_gradients,

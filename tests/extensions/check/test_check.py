@@ -30,6 +30,8 @@ def test_each_mistake_has_a_counterexample(tmp_path):
         "self.up(decode_stored(v, q.dtype))": "self.up(decode_stored(v, q.dtype)) / k.shape[2]",
         "return layer.head_dim * layer.head_dim // 2": "return 7",
         "decode_stored(v, q.dtype)": "decode_stored(v, q.dtype).detach()",
+        "return attend(q, Keys(k), self.up(decode_stored(v, q.dtype)))": "return decode_stored(v)",
+        "    def attend(": "    def store(self, parts, rope):\n        return parts\n\n    def attend(",
     }
     failed = []
     for number, (right, wrong) in enumerate(mistakes.items()):
@@ -42,8 +44,27 @@ def test_each_mistake_has_a_counterexample(tmp_path):
         assert '    with {"model": {"vocab_size"' in out
     assert [one[0].rpartition(" (")[0] for one in failed] == [
         "cached logits equal those of one pass", "parameters are as declared",
-        "gradients reach every weight",
+        "gradients reach every weight", "tensors and numbers are as a layer needs them",
+        "rotary positions count distances alone",
     ]  # fmt: skip
+
+
+def test_tensors_of_a_wrong_shape_are_the_only_thing_said(tmp_path):
+    path = tmp_path / "m.py"
+    text = EXAMPLE.with_stem("decayed_sum").read_text()
+    path.write_text(text.replace("return self.proj(y.transpose(1, 2).flatten(2))", "return y"))
+    code, out, _ = run_kvlab("check", path, "--cases", "4", "--json")
+    (found,) = json.loads(out)
+    assert (code, found["check"]) == (1, "tensors and numbers are as a layer needs them")
+    assert found["counterexample"].startswith("DecayedSumModule.forward returns [(2, 4, 20, 16)]")
+
+
+def test_a_form_that_goes_with_no_model_says_why(tmp_path):
+    path = tmp_path / "m.py"
+    added = "    def find_problems(self, model):\n        yield 'kv', 'needs a moon'\n\n"
+    path.write_text(EXAMPLE.read_text().replace("    def up_weights", f"{added}    def up_weights"))
+    code, _, err = run_kvlab("check", path, "--cases", "2")
+    assert (code, err.rpartition("; ")[2]) == (2, "it says of the first: needs a moon\n")
 
 
 def test_a_file_that_fails_has_its_line(tmp_path):
