@@ -97,7 +97,7 @@ def test_two_workers_with_a_compiled_pass_lose_as_one_without(tmp_path):
 
 @torch._dynamo.config.patch(optimize_ddp=True)  # put back after; monkeypatch would hide it
 def test_a_compiled_pass_of_several_workers_is_one_graph(monkeypatch):
-    """Whose parameters fill several buckets of gradients."""
+    """Of windows, too, and whose parameters fill several buckets of gradients."""
     graphs = []
 
     def backend(graph, _inputs):
@@ -107,7 +107,8 @@ def test_a_compiled_pass_of_several_workers_is_one_graph(monkeypatch):
     monkeypatch.setattr(torch, "compile", partial(torch.compile, backend=backend))
     dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
     try:
-        of = experiment({"n_embd": 256, "n_layer": 3}, {"compile": True})
+        shape = {**SHAPE, "n_embd": 256, "n_layer": 3}
+        of = experiment(shape, {"compile": True})
         stepper = TrainStepper(model(of), DATA, of, seed=0)
         stepper.workers = WorkerGroup(0, 2)
         stepper.connect_workers()
