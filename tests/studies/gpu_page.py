@@ -8,7 +8,7 @@ else is missing (pytest, transformers, a second GPU) leaves a claim unmeasured, 
 """
 
 import argparse
-import importlib.util
+import importlib
 import json
 import os
 import random
@@ -106,7 +106,16 @@ class Setting:
         """Return why what needs a CUDA device, and a module, cannot be tried; empty if it can."""
         if not self.is_cuda:
             return "no CUDA device"
-        return f"no {module} here" if module and importlib.util.find_spec(module) is None else ""
+        return "" if not module or can_import(module) else f"no {module} here"
+
+
+def can_import(module: str) -> bool:
+    """Return whether a module is here and works with what else is."""
+    try:
+        importlib.import_module(module)
+    except ImportError:
+        return False
+    return True
 
 
 def check_marked_tests(setting: Setting) -> Iterator[Claim]:
@@ -511,7 +520,7 @@ def check_peers(setting: Setting) -> Iterator[Claim]:
     plain = _train_peer(setting, seconds, of, plain_model, plain_model)
     text = "training is no slower than a compiled GPT-2 in plain torch, in nanoGPT's form"
     yield Claim(text, ours <= plain, f"{figure}that {plain * 1e3:,.1f} ms")
-    if importlib.util.find_spec("transformers") is None:
+    if not can_import("transformers"):
         yield from (Claim(text, None, "no transformers here") for text in texts.values())
         return
     peer = _make_transformers(setting)
