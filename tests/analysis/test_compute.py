@@ -27,6 +27,8 @@ TUNED = Path(__file__).parents[2] / "reports" / "reductions" / "record.tar.xz"
         ({"resources": {"cpus": 4}}, 1, "CPU core", 4 * 30),
         ({"resources": {"gpus": 0.5}}, 1, "GPU", 0.5 * 30),
         ({"resources": {"gpus": 2}}, 1, "GPU", 2 * 30),
+        # both were timed again, in turns, in one minute
+        ({"timing": True, "resources": {"cpus": 2}}, 1, "CPU core", 2 * 30 + 60),
     ],
 )
 def test_steps_count_where_they_were_taken_and_hours_of_all_devices(
@@ -37,6 +39,9 @@ def test_steps_count_where_they_were_taken_and_hours_of_all_devices(
     def change(result, _levels, _seed):
         result["training_record"] |= changes.get("training_record", {})
         result["experiment"]["resources"] = changes.get("resources", {})
+        if changes.get("timing"):
+            started, finished = "2026-01-01T00:00:00+00:00", "2026-01-01T00:01:00+00:00"
+            result["timing"] = {"started": started, "finished": finished}
 
     record = Record(factors={"heads": ("mha", "mqa")}, seeds=(0,), change=change)
     found = measure_compute(Study.load(record.write(tmp_path), "made"))[0]
