@@ -420,10 +420,13 @@ def _run_compiled_step(model: GPT, tokens: Tensor, step: StaticPass, head: bool)
 @lru_cache(maxsize=1)
 def _compile_step() -> Callable[[GPT, Tensor, StaticPass, bool], Tensor]:
     remove_torn_libraries()
-    # Inductor's products of one row read weights at the memory's speed only when they are tuned
-    return torch.compile(
-        _run_step, fullgraph=True, dynamic=False, options={"coordinate_descent_tuning": True}
-    )
+    options = {
+        # Inductor's products of one row read weights at the memory's speed only when they are
+        # tuned, and if their inputs are not computed again for each block of outputs
+        "coordinate_descent_tuning": True,
+        "realize_opcount_threshold": 7,  # fewer than GELU and norms have
+    }
+    return torch.compile(_run_step, fullgraph=True, dynamic=False, options=options)
 
 
 def remove_torn_libraries() -> None:

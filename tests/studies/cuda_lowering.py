@@ -63,6 +63,8 @@ H100 = {
 
 GPT2 = {"vocab_size": 50304, "block_size": 1024, "n_head": 12, "n_embd": 768, "position": "rope"}
 REDUCED = {"n_kv_head": 1, "attention_pattern": "GL", "window": 256, "kv_sharing": "adjacent:2"}
+GATED = {"norm": "rmsnorm", "mlp": "swiglu"}
+XL = {"n_head": 25, "n_embd": 1600, "position": "learned"}
 ROWS, TOKENS = 8, 1024
 
 
@@ -187,7 +189,23 @@ def describe(graph, code):
         "has_trigonometry": bool(re.search(r"\b(cos|sin)\(", code)),
         "waits_for_host": bool(re.search(r"\.item\(|empty_strided_cpu\(|device='cpu'", code)),
         "shared": compile_kernels(code),
+        "recomputing": find_recomputing_products(code),
     }
+
+
+def find_recomputing_products(code):
+    """Return the products that apply a function to their input anew for each block of outputs."""
+    found = []
+    for name, source in find_kernels(code):
+        outputs, before_sum = re.search(r"xnumel = (\d+)", source), source.rpartition("tl.sum(")[0]
+        is_product = outputs is not None and int(outputs[1]) > 1 and before_sum
+        if is_product and re.search(r"\.(tanh|rsqrt|exp|sigmoid)\(", before_sum):
+            found.append(name)
+    return found
+
+
+def find_kernels(code):
+    return re.findall(r"async_compile\.triton\('(\w+)', '''(.*?)''', ", code, re.DOTALL)
 
 
 _compiled = {}
@@ -199,9 +217,8 @@ def compile_kernels(code):
     from torch._inductor.runtime import triton_helpers
 
     shared = {}
-    found = re.findall(r"async_compile\.triton\('(\w+)', '''(.*?)''', ", code, re.DOTALL)
     with mock.patch.object(triton_helpers, "set_driver_to_gpu"):
-        for name, source in found:
+        for name, source in find_kernels(code):
             body = source.replace(name, "")
             if body not in _compiled:
                 kernel = _load_triton_kernel_from_source(name, source)
@@ -247,9 +264,9 @@ CASES = {
     "float32 gqa": partial(lower_training, {"n_layer": 2, "n_kv_head": 4}, has_autocast=False),
     "windows": partial(lower_training, {"n_layer": 3, "attention_pattern": "GLL", "window": 256}),
     "documents": partial(lower_training, {"n_layer": 2, "sink": "learned"}, document_start=0),
-    "decode": partial(lower_decoding, {"n_layer": 2}),
+    "decode xl": partial(lower_decoding, {"n_layer": 2, **XL}),
     "decode int8": partial(lower_decoding, {"n_layer": 2}, kv_dtype="int8"),
-    "decode reduced": partial(lower_decoding, {"n_layer": 4, **REDUCED}, kv_dtype="fp8"),
+    "decode reduced": partial(lower_decoding, {"n_layer": 4, **GATED, **REDUCED}, kv_dtype="fp8"),
 }
 
 

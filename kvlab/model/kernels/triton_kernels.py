@@ -124,7 +124,8 @@ def _split_stored(stored: Numbers | None) -> tuple[Tensor | None, Tensor | None]
     return stored if isinstance(stored, ScaledCodes) else (stored, None)
 
 
-@torch.library.custom_op("kvlab::attend_stored", mutates_args=())
+# flexible: any strides will do, so the compiler needs no copies of its arguments
+@torch.library.custom_op("kvlab::attend_stored", mutates_args=(), tags=(torch.Tag.flexible_layout,))
 def _attend_in_graph(
     q: Tensor,
     k: Tensor,
