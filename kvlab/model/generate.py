@@ -420,7 +420,7 @@ def _run_compiled_step(model: GPT, tokens: Tensor, step: StaticPass, head: bool)
 @lru_cache(maxsize=1)
 def _compile_step() -> Callable[[GPT, Tensor, StaticPass, bool], Tensor]:
     remove_torn_libraries()
-    options = {
+    options: dict[str, str | int | bool | Callable[..., object]] = {
         # Inductor's products of one row read weights at the memory's speed only when they are
         # tuned, and if their inputs are not computed again for each block of outputs
         "coordinate_descent_tuning": True,
