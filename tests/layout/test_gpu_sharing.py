@@ -57,7 +57,7 @@ def test_mps_is_started_once_and_ended_if_no_process_can_use_it(
 ):
     monkeypatch.setenv("CUDA_MPS_PIPE_DIRECTORY", str(tmp_path))
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "1")
-    monkeypatch.setattr(gpu_sharing, "MPS_START_SECONDS", 1.0)
+    monkeypatch.setattr(gpu_sharing, "MPS_START_SECONDS", 0.5)
     monkeypatch.setattr(gpu_sharing.tempfile, "gettempdir", lambda: str(tmp_path))
     monkeypatch.setenv("PATH", os.environ["PATH"] + os.pathsep + str(tmp_path / "bin"))
     monkeypatch.setattr(gpu_sharing, "MPS_CONTROL", "toy-mps-control")

@@ -22,6 +22,7 @@ from kvlab.track import Tracker
 from tests.support.mlflow_contents import read_contents, read_files
 from tests.support.mlflow_server import free_port, get, serve_mlflow
 from tests.support.record_factory import Record
+from tests.support.stub_trials import StubRun
 from tests.support.tiny_sweep import write_tiny_sweep
 
 ROOT = Path(__file__).parent.parent.parent
@@ -129,6 +130,8 @@ def test_submit_without_its_server_ends_with_one_warning_and_sync_catches_up(
     tmp_path, monkeypatch, capsys
 ):
     monkeypatch.setenv("KVLAB_DATA", str(tmp_path / "data"))
+    stub = lambda task, store, **_: StubRun(store)(task)  # noqa: E731
+    monkeypatch.setattr("kvlab.cli.commands.submit.run_task", stub)
     write_tiny_sweep(tmp_path)
     store = ["--store", str(tmp_path / "runs"), "--no-report", "--json", "--tracking-uri"]
     submit = ["submit", str(tmp_path / "s.yaml"), "--executor", "inline"]

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from kvlab.cli.commands import submit
 from kvlab.extensions.copy.publisher import CopyPublisher
 from kvlab.store import Store
 from tests.support.mlflow_contents import read_files
@@ -16,9 +17,11 @@ from tests.support.tiny_sweep import SHORT_REPORT, SWEEP, run_kvlab, tiny_sweep_
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
     """A folder with a sweep that was submitted with a copy."""
-    with tiny_sweep_folder(
-        tmp_path_factory.mktemp("copied"), SWEEP + SHORT_REPORT, publishes=True
-    ) as folder:
+    with (
+        tiny_sweep_folder(tmp_path_factory.mktemp("copied"), SWEEP + SHORT_REPORT) as folder,
+        pytest.MonkeyPatch.context() as patch,
+    ):
+        patch.setattr(submit, "find_publishers", lambda: {"copy": CopyPublisher})
         options = ("--executor", "inline", "--copy-to", "copy", "--json")
         code, out, error = run_kvlab("submit", "s.yaml", *options)
         assert error.count("\n") > 2, "the progress"

@@ -160,7 +160,7 @@ class UnsharedCluster(InlineExecutor):
 
 
 def test_the_store_is_tested_also_when_the_base_is_done(tmp_path, monkeypatch):
-    with tiny_sweep_folder(tmp_path, SEARCH % 1, publishes=True) as folder:
+    with tiny_sweep_folder(tmp_path, SEARCH % 1) as folder:
         code, out, _ = run_kvlab("submit", "s.yaml", "--executor", "inline", "--no-report")
         assert code == 0
         assert "0 ended before, 1 to run and what the search suggests on this process" in out

@@ -65,9 +65,8 @@ class TestInline(ExecutorContract):
 
     def test_a_process_for_a_gpu_ends_with_the_driver(self, run):
         trial = run.ask(some_trial(1, gpus=1), "meet", other="nobody")
-        driver = multiprocessing.get_context("spawn").Process(
-            target=wait_for_trial, args=(run, trial)
-        )
+        fork = multiprocessing.get_context("fork")
+        driver = fork.Process(target=wait_for_trial, args=(run, trial))
         driver.start()
         wait_for(lambda: (run.folder / f"here-{trial.id}").exists())
         processes = psutil.Process(driver.pid).children(recursive=True)
