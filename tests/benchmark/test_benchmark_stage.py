@@ -9,6 +9,7 @@ from kvlab.benchmark.benchmark_stage import benchmark
 from kvlab.benchmark.decode_timing import DecodeRun
 from kvlab.benchmark.interleaving import run_interleaved
 from kvlab.benchmark.measurement import Measurement, StopRule
+from kvlab.benchmark.measures import generation_task
 from kvlab.benchmark.timing_statistics import compare_timings
 from kvlab.errors import Stopped
 from kvlab.fs.atomic_files import read_json
@@ -31,7 +32,8 @@ def experiment(**settings):
     )
 
 
-def test_all_of_it_under_the_known_names():
+def test_all_of_it_under_the_known_names(monkeypatch):
+    monkeypatch.setattr(generation_task, "NEW_TOKENS", 16)
     of = experiment(batch_sizes=[1, 4], context_lengths=[4, 460], parts=["task"])
     updates, text = [], [n % 257 for n in range(1000)]
     whole = benchmark(GPT(of.model), of, on_progress=updates.append, tokens=text)
