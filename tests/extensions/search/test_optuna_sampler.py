@@ -42,19 +42,14 @@ def test_a_low_discrepancy_sequence_goes_on_where_it_was():
 @pytest.mark.parametrize(
     ("sampler", "expected"),
     [
-        ("TPESampelr", "s.yaml:10:12: search.sampler = TPESampelr is no sampler for a search; did you mean TPESampler?"),
-        ("CmaEsSampler", "refuses CmaEsSampler: No module named 'cmaes'"),
-        ("{name: tpee}", "s.yaml:10:19: search.sampler.name = tpee is no sampler"),
-        ("{name: tpe, multivariat: true}", "s.yaml:10:37: search.sampler.multivariat is not an argument of TPESampler that a file can set; did you mean multivariate?"),
+        ("CmaEsSampler", "Optuna refuses CmaEsSampler: No module named 'cmaes'"),
         ("{name: tpe, seed: 3}", "search.sampler.seed is not an argument of TPESampler"),
-        ("{name: nsgaii, population_size: 1}", "s.yaml:10:19: search.sampler: Optuna refuses NSGAIISampler: `population_size` must be greater"),
-        ("GridSampler", "s.yaml:10:12: search.sampler = GridSampler is no sampler for a search"),
+        ("{name: nsgaii, population_size: 1}", "NSGAIISampler: `population_size` must be greater"),
     ],
-)  # fmt: skip
-def test_refusals(tmp_path, sampler, expected):
-    with pytest.raises(SpecError) as caught:
+)
+def test_what_optuna_does_not_take_is_refused(tmp_path, sampler, expected):
+    with pytest.raises(SpecError, match=expected):
         searching(tmp_path, SEARCH.replace("seed: 3", f"sampler: {sampler}"))
-    assert expected in str(caught.value)
 
 
 def test_importances_rank_what_the_objective_depends_on():
