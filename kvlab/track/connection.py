@@ -237,21 +237,22 @@ def _hint(uri: str) -> str:
     return "use sqlite:///PATH, another database, or the http:// address of a server"
 
 
-def serve_ui(store: Path, uri: str | None, port: int) -> None:
-    """Replace this process by MLflow's server, on the loopback interface.
-
-    Args:
-        uri: of the database, see `tracking_uri`.
-
-    Raises:
-        UsageError: the port is taken.
-    """
-    silence_mlflow()
+def check_port(port: int) -> None:
+    """Raise a UsageError if `serve_ui` could not listen at a port."""
     try:
         socket.create_server((HOST, port)).close()
     except OSError as error:
         text = f"--port = {port} cannot be used ({os.strerror(error.errno or 0)})"
         raise UsageError(f"{text}; name another, such as --port {port % 65000 + 1}") from None
+
+
+def serve_ui(store: Path, uri: str | None, port: int) -> None:
+    """Replace this process by MLflow's server, on the loopback interface.
+
+    Args:
+        uri: of the database, see `tracking_uri`.
+    """
+    silence_mlflow()
     sys.stdout.flush()
     # This variable would override the arguments below.
     environment = {k: v for k, v in os.environ.items() if k != "MLFLOW_TRACKING_URI"}

@@ -7,7 +7,7 @@ from kvlab.cli.commands.sync import sync_sweeps
 from kvlab.cli.shared_arguments import add_store
 from kvlab.errors import UsageError
 from kvlab.store import Store
-from kvlab.track.connection import is_server, serve_ui, tracking_uri
+from kvlab.track.connection import check_port, is_server, serve_ui, tracking_uri
 from kvlab.track.sweep_summary import view_address
 
 
@@ -30,6 +30,7 @@ def run(options: argparse.Namespace) -> None:
     if not names and not (store.path / "mlflow.db").exists():
         text = f"--store = {options.store} holds no sweep yet; submit one first"
         raise UsageError(f"{text}, or name another store")
+    check_port(port)  # before a sync, which may take minutes
     for one in sync_sweeps(store, names, options.tracking_uri, report=True):
         print(f"{one.sweep}: {view_address(f'http://127.0.0.1:{port}', one.experiment)}")
     print("Ctrl-C ends it; `kvlab sync` brings it up to date while it runs", file=sys.stderr)
