@@ -324,9 +324,10 @@ def write_lead(study: Study) -> list[doc.Paragraph]:
     if smaller:
         lead = _judge_smaller(study, smaller)
     else:
-        effects = [(e.name, _describe_difference(metric, e)) for e in study.effects(metric)]
-        levels = effects[:MAX_NAMED]
-        lead = texts.write("lead without smaller caches", "lead", levels=levels)
+        measured = [e for e in study.effects(metric) if e.estimate]
+        levels = [(e.name, _describe_difference(metric, e)) for e in measured[:MAX_NAMED]]
+        whole = all(study.values(cell, metric) for cell in study.cells)
+        lead = texts.write("lead without smaller caches", "lead", levels=levels, is_whole=whole)
     if not costs and not shown:
         return [lead]
     return [lead, texts.write("costs", costs=costs, free=shown, most=MAX_NAMED)]

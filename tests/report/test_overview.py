@@ -11,6 +11,7 @@ from kvlab.report import answer_text
 from kvlab.report import formatting as fmt
 from kvlab.report.document import Strong
 from kvlab.report.overview import write_lead
+from kvlab.report.sections.cells import report_loss_curves
 from tests.report.reading import load
 from tests.support.record_factory import Record
 
@@ -102,3 +103,18 @@ def test_of_cheap_caches_of_equal_bytes_the_one_is_named_that_may_lose_least(stu
     found = with_ends(study, trained=(-0.03, trained), mqa=(-0.03, mqa))
     found.size_factor = lambda _: 2.0
     assert named(found) == ["trained" if trained < mqa else "mqa"]
+
+
+@pytest.mark.parametrize("status", ["failed", "diverged", "missing"])
+def test_a_level_that_is_not_measured_has_no_difference(tmp_path, status):
+    """It is not said to differ by zero, nor that its cache is no smaller."""
+    states = {"mha": "done", "mqa": status}
+    record = Record(factors=HEADS, status=lambda levels, _: states[levels["heads"]])
+    (line,) = write_lead(load(record, tmp_path, decide={"margin": MARGIN}))
+    assert line.spans == ("No measured cell stores less K/V than its reference.",)
+
+
+@pytest.mark.parametrize("points", [1, 2])
+def test_a_loss_curve_has_two_points_or_more(tmp_path, points):
+    study = load(Record(factors=HEADS, points=points), tmp_path)
+    assert (report_loss_curves(study) is not None) == (points > 1)

@@ -79,8 +79,8 @@ def report_loss_curves(study: Study) -> doc.Section | None:
             drawn |= trainings
             curve = _mean_curve(study, levels)
             lines.append(doc.draw_series(len(lines), study.label(levels), curve))
-    if not lines:
-        return None
+    if not any(len(line.points) > 1 for line in lines):
+        return None  # each training was evaluated at its end alone
     n_curved = sum(any(row.curve for row in by_seed.values()) for by_seed in study.cells.values())
     pairs = {
         (during, int(final))
