@@ -84,4 +84,8 @@ def _write_report(
         if options.strict:
             check_record(store, name)
         study = Study.load(store, name, sections)
+        file = Path(options.sweep)
+        if options.sweep != name and file.read_text(encoding="utf-8") != study.sweep.get("yaml"):
+            text = "has changed since it was submitted, and the report is of what was submitted"
+            print(f"{file} {text}; submit it again to report the change", file=sys.stderr)
         return write_study_report(store, study, Path(options.reports)), answer_text(study)
