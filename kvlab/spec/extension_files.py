@@ -135,7 +135,7 @@ def load_extension(file: ExtensionFile, path: str | Path | None = None) -> Exten
             exec(compile(file.text, shown, "exec"), module.__dict__)
     except SyntaxError as error:
         fail(error.lineno or 1, f"is no Python: {error.msg}")
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         frames = traceback.extract_tb(error.__traceback__)
         line = next((one.lineno for one in reversed(frames) if one.filename == shown), None)
         fail(line or 1, f"fails: {type(error).__name__}: {error}")
