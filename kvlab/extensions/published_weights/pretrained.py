@@ -103,7 +103,8 @@ def list_losses(architecture: Architecture, config: ModelConfig) -> list[str]:
         return [str(error)]
     own = config.computation()
     keys = [key for key in own | read if own.get(key) != read.get(key)]
-    return [f"{key} is not {read.get(key)}" for key in keys]
+    own_alone = "the model has {} of its own".format
+    return [own_alone(k) if read.get(k) is None else f"{k} is not {read[k]}" for k in keys]
 
 
 @contextmanager
