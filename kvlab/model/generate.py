@@ -424,7 +424,7 @@ def _compile_step() -> Callable[[GPT, Tensor, StaticPass, bool], Tensor]:
         # Inductor's products of one row read weights at the memory's speed only when they are
         # tuned, and if their inputs are not computed again for each block of outputs
         "coordinate_descent_tuning": True,
-        "realize_opcount_threshold": 7,  # fewer than GELU and norms have
+        "realize_opcount_threshold": 7,  # operations: norms and GELU have more, rotations fewer
     }
     return torch.compile(_run_step, fullgraph=True, dynamic=False, options=options)
 

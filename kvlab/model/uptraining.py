@@ -94,7 +94,7 @@ def _find_latents(config: ModelConfig, name: str) -> tuple[object, ...]:
 
 
 def _list_unpooled(layer: LayerConfig) -> list[tuple[int, int | None]]:
-    """Return of each part of what a token stores what pooling keeps: all but the count of heads."""
+    """Return the size of each part that a token stores, and its count if it is not of heads."""
     return [(part.size, None if part.name == "head" else part.count) for part in layer.stored]
 
 

@@ -103,8 +103,10 @@ def list_losses(architecture: Architecture, config: ModelConfig) -> list[str]:
         return [str(error)]
     own = config.computation()
     keys = [key for key in own | read if own.get(key) != read.get(key)]
-    own_alone = "the model has {} of its own".format
-    return [own_alone(k) if read.get(k) is None else f"{k} is not {read[k]}" for k in keys]
+    return [
+        f"the model has its own {key}" if read.get(key) is None else f"{key} is not {read[key]}"
+        for key in keys
+    ]
 
 
 @contextmanager
