@@ -20,6 +20,7 @@ TIMEOUT_SECONDS = 800.0
             ["chaos", "--kills", "3", "--seeds", "1", "--steps", "150", "--where", "two nodes"],
             " 3 kills {",
         ),
+        (["kill_heal", "--kills", "8"], "all numbers and weights as undisturbed"),
         (["fuzz_record", "--cases", "40"], "40 cases, 0 failed"),
     ],
 )

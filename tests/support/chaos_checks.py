@@ -42,8 +42,12 @@ class Watch:
         return len(now)
 
 
-def numbers(store: Store, folder: Path) -> dict[str, Any]:
-    """Return all that a sweep computed, without what a clock measured."""
+def numbers(store: Store, folder: Path, *, may_lack_weights: bool = False) -> dict[str, Any]:
+    """Return all that a sweep computed, without what a clock measured.
+
+    Args:
+        may_lack_weights: Leave out trainings whose weights or record are gone.
+    """
     found: dict[str, Any] = {}
     for planned in plan(load_sweep(folder / "s.yaml"), store).trials:
         trial = planned.trial
@@ -61,6 +65,8 @@ def numbers(store: Store, folder: Path) -> dict[str, Any]:
             "details": [file_sha256(path) for path in details if path.exists()],
         }
         weights = store.training_directory(trial.training_id) / "final" / "model.safetensors"
+        if may_lack_weights and not store.is_trained(trial.training_id):
+            continue
         record = json.loads((weights.parent.parent / "training.json").read_text())
         found[trial.training_id] = {
             "weights": file_sha256(weights),
