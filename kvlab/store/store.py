@@ -50,7 +50,7 @@ class Store(TrialRecords):
         if self.path.exists() and not self.path.is_dir():
             text = f"{path} is a file, and a store is a folder"
             hint = "`kvlab copy --from` unpacks the record of a sweep into one"
-            raise StoreError(f"{text}; name another with --store, or {hint}")
+            raise UsageError(f"{text}; name another with --store, or {hint}")
         self._ends = {}
 
     # Trainings

@@ -6,7 +6,7 @@ import os
 
 import pytest
 
-from kvlab.errors import LeaseLost, RecordDamaged, StoreError, UsageError
+from kvlab.errors import LeaseLost, RecordDamaged, UsageError
 from kvlab.own_extensions import load_parts
 from kvlab.store import Store
 from kvlab.store.trial_records import DETAIL_FILES
@@ -32,7 +32,7 @@ def test_reading_makes_nothing(store):
     assert answers == (False, False, False)
     assert not store.path.exists()
     store.path.write_text("")
-    with pytest.raises(StoreError, match="is a file"):
+    with pytest.raises(UsageError, match="is a file"):
         Store(store.path)
 
 
