@@ -219,7 +219,8 @@ def translate_errors(uri: str) -> Iterator[None]:
             raise
         reason = re.sub(r"://[^/\s@]*@", "://", " ".join(str(error).split()))  # passwords
         reason = reason if len(reason) <= 300 else f"{reason[:300]}..."
-        raise TrackingError(f"MLflow at {redact_uri(uri)}: {reason}; {_hint(uri)}") from error
+        text = f"MLflow at {redact_uri(uri)}: {reason}"
+        raise TrackingError(f"{text}; {_hint(uri, error)}") from error
 
 
 def redact_uri(uri: str) -> str:
@@ -228,7 +229,9 @@ def redact_uri(uri: str) -> str:
     return f"{scheme}{separator}{rest.rpartition('@')[2]}"
 
 
-def _hint(uri: str) -> str:
+def _hint(uri: str, error: Exception | None = None) -> str:
+    if isinstance(error, ImportError):
+        return "run pip install mlflow; `kvlab sync` catches up"
     if is_server(uri):
         return "start it or name another with --tracking-uri; `kvlab sync` catches up"
     if uri.startswith("sqlite:"):

@@ -126,6 +126,12 @@ def test_mirrored_as_the_trials_end_is_the_same_as_a_sync_at_the_end(store, tmp_
     )
 
 
+def test_without_mlflow_the_way_out_is_to_install_it(tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "mlflow", None)
+    with pytest.raises(TrackingError, match="; run pip install mlflow; `kvlab sync` catches up$"):
+        Tracker(tmp_path)
+
+
 def test_submit_without_its_server_ends_with_one_warning_and_sync_catches_up(
     tmp_path, monkeypatch, capsys
 ):
