@@ -91,16 +91,14 @@ class Tracker:
                 self._client.delete_run(one.id)
             tags = sweep_summary.experiment_tags(sweep, study.primary_metric)
             if report is not None:
-                states = own.tags["kvlab.states"]
-                tags[NOTE] = self._log_report(parent, sweep, states, Path(report))
+                tags[NOTE] = self._log_report(parent, sweep, own.tags["kvlab.states"], Path(report))
             elif is_new:
                 tags[NOTE] = own.tags[NOTE]
             shown = self._client.get_experiment(mirrored.experiment).tags
             for name, value in tags.items() - shown.items():
                 self._client.set_experiment_tag(mirrored.experiment, name, value)
-        written = sum(is_written)
-        unchanged = len(is_written) - written
-        return MirrorSummary(sweep_name, mirrored.experiment, written, unchanged, len(stale))
+        counts = sum(is_written), len(is_written) - sum(is_written), len(stale)
+        return MirrorSummary(sweep_name, mirrored.experiment, *counts)
 
     def mirror_trial(self, sweep_name: str, trial_id: str) -> None:
         """Mirror one trial that has just ended, without looking at the others.
@@ -207,9 +205,8 @@ class Tracker:
             if path.is_file():
                 name = path.relative_to(report).as_posix()
                 digest.update(f"{name} {file_sha256(path)}\n".encode())
-        note = described.truncate(
-            sweep_summary.describe_sweep(sweep, states, report), described.MAX_TAG_LENGTH
-        )
+        text = sweep_summary.describe_sweep(sweep, states, report)
+        note = described.truncate(text, described.MAX_TAG_LENGTH)
         if parent.tags.get("kvlab.report.digest") != digest.hexdigest():
             self._client.log_artifacts(parent.id, str(report), "report")
             self._client.set_tag(parent.id, NOTE, note)
