@@ -15,6 +15,7 @@ from kvlab.extensions.expected_precision import design as designs
 from kvlab.extensions.expected_precision.design import DesignPrecision
 from kvlab.store import Store
 from kvlab.store.metrics import METRICS, collect_metrics
+from kvlab.store.record_forms import refuse_malformed
 from kvlab.sweep.planning.planner import Plan, PlannedTrial, Stage, plan_estimand
 
 MAX_RESULTS_READ = 24
@@ -198,10 +199,8 @@ def _find_spread(
     """Return the spread in the record of this sweep, or else of one with models of its size."""
     done: dict[str, list[str]] = {}
     for own in cells.values():
-        trained = [one.trial.id for one in own if one.state == "done"]
-        done.setdefault(own[0].trial.training_id, trained)
-    found = _pool_results(store, done.values(), metric, lambda _: True)
-    if found is not None:
+        done.setdefault(own[0].trial.training_id, [p.trial.id for p in own if p.state == "done"])
+    if found := _pool_results(store, done.values(), metric, lambda _: True):
         return RecordedSpread(*found, sweep)
     trials = [one for own in cells.values() for one in own]
     sizes = [one.parameters for one in trials]
@@ -243,10 +242,11 @@ def _pool_results(
             result, n_read = store.result(trial), n_read + 1
             if result is None or result["status"] != "done":
                 continue
-            if not is_alike(result):
-                return None
-            training = training or str(result["training"])
-            values += [v for name, v in collect_metrics(result).items() if name == metric]
+            with refuse_malformed(trial):
+                if not is_alike(result):
+                    return None
+                training = training or str(result["training"])
+                values += [v for name, v in collect_metrics(result).items() if name == metric]
         groups.setdefault(training, values)
     return designs.pool_spread(list(groups.values()))
 

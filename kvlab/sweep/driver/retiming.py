@@ -23,6 +23,7 @@ from kvlab.spec.dtypes import MODEL_DTYPE
 from kvlab.spec.experiment import Experiment
 from kvlab.store import Store
 from kvlab.store.provenance import Origin, utc_now
+from kvlab.store.record_forms import refuse_malformed
 from kvlab.store.timings import TimedTrial, TimingSession, read_timings, write_timings
 from kvlab.sweep.driver.driver_registry import StopRequest, join_sweep, stop_on_signal
 from kvlab.sweep.executors.executor import Executor, read_answer, run_tasks
@@ -66,8 +67,9 @@ def plan_retiming(plan: Plan, store: Store, repeat: bool = False) -> tuple[list[
         return [], ""
     study = Study.load(store, plan.sweep.name)
     has_times = any(is_time(m) and not is_training_rate(m) for m in study.measured_metrics)
-    if not has_times or not study.timing_obstacle:
-        return [], ""
+    with refuse_malformed(plan.sweep.name):
+        if not has_times or not study.timing_obstacle:
+            return [], ""
     over = [
         {trial: timed.result for trial, timed in session.trials.items()}
         for session in read_timings(store.sweep_directory(plan.sweep.name))

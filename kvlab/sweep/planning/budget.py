@@ -32,6 +32,7 @@ from kvlab.layout.training_memory import process_bytes
 from kvlab.own_extensions import find_member, name_members
 from kvlab.spec import Experiment, ResourcesConfig
 from kvlab.store import Store
+from kvlab.store.record_forms import refuse_malformed
 from kvlab.sweep.executors.capacity import cpu_count
 from kvlab.sweep.planning.planner import Plan, PlannedTrial
 from kvlab.trial.fingerprint import ID_LENGTH, fingerprint
@@ -237,22 +238,22 @@ def _measure_rate(plan: Plan, store: Store, missing: list[PlannedTrial]) -> Trai
     rates, measure_seconds = [], []
     own = [planned.trial.id for planned in plan.trials if planned.state == "done"]
     for trial_id in dict.fromkeys((*own, *store.trial_ids()[:_MAX_TRIALS_SCANNED])):
-        try:
+        # a damaged result gives no rate, nor one of a version that recorded less
+        with contextlib.suppress(StoreError), refuse_malformed(trial_id):
             result = store.result(trial_id) if store.status(trial_id) == "done" else None
-        except StoreError:
-            continue
-        training = (result or {}).get("training_record") or {}
-        if result is None or not training.get("seconds") or not result["model"]["training_flops"]:
-            continue
-        used, parameters = result["experiment"]["resources"], result["model"]["parameters"]
-        is_alike = (used["gpus"], used["cpus"]) == (needed.gpus, needed.cpus)
-        if not is_alike or not 1 / SIMILAR_SIZE <= parameters / size <= SIMILAR_SIZE:
-            continue
-        rates.append(result["model"]["training_flops"] / training["seconds"])
-        provenance = result["provenance"]
-        if provenance["attempts"] == 1 and not training.get("resumed_from"):
-            attempt = seconds_between(provenance["started"], provenance["finished"])
-            measure_seconds.append(attempt - training["seconds"])
+            training = (result or {}).get("training_record") or {}
+            if result is None or not training.get("seconds"):
+                continue
+            used, sizes = result["experiment"]["resources"], result["model"]
+            is_alike = (used["gpus"], used["cpus"]) == (needed.gpus, needed.cpus)
+            is_near = 1 / SIMILAR_SIZE <= sizes["parameters"] / size <= SIMILAR_SIZE
+            if not is_alike or not is_near or not sizes["training_flops"]:
+                continue
+            provenance = result["provenance"]
+            rates.append(sizes["training_flops"] / training["seconds"])
+            if provenance["attempts"] == 1 and not training.get("resumed_from"):
+                attempt = seconds_between(provenance["started"], provenance["finished"])
+                measure_seconds.append(attempt - training["seconds"])
         if len(rates) == MAX_RESULTS_READ:
             break
     if not rates:

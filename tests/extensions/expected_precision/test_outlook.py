@@ -3,7 +3,9 @@
 import numpy as np
 import pytest
 
+from kvlab.errors import RecordDamaged
 from kvlab.extensions.expected_precision.outlook import expect_precision
+from kvlab.fs.sealed_files import read_sealed_json, write_sealed_json
 from kvlab.spec import load_sweep
 from kvlab.store import Store
 from kvlab.sweep.planning.planner import SweepPlanner
@@ -65,6 +67,17 @@ def test_the_spread_of_another_sweep_is_used_if_its_models_are_of_the_size(tmp_p
             "{model.n_kv_head: 1}", f"{change[:-1]}, model.n_kv_head: 1}}"
         )
         assert expect(tmp_path, driven, larger, "larger.yaml").spread is None, change
+
+
+def test_a_result_of_the_own_record_that_lacks_its_model_is_refused(tmp_path, planned, driven):
+    trial = planned.trials[0].trial.id
+    path = driven.trial_directory(trial) / "result.json"
+    result = read_sealed_json(path)
+    del result["experiment"]["model"]
+    result["measurements"]["kv_bytes_read"], result["benchmark"] = 1.0, [{"metric": "kv_read"}]
+    write_sealed_json(path, result)
+    with pytest.raises(RecordDamaged, match=f"the record of {trial} "):
+        expect(tmp_path, driven, (SWEEP + DECIDE).replace("seeds: [0, 1]", "seeds: 4"))
 
 
 def test_a_report_tells_the_spread_where_the_store_has_none(tmp_path):

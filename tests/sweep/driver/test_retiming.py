@@ -3,6 +3,7 @@
 import pytest
 
 from kvlab.analysis.study import Study
+from kvlab.errors import RecordDamaged
 from kvlab.fs.atomic_files import write_json
 from kvlab.fs.sealed_files import read_sealed_json, write_sealed_json
 from kvlab.report.sections.speed import report_speed
@@ -114,6 +115,16 @@ def test_trials_of_a_seed_are_timed_together_and_the_new_times_are_read(tmp_path
     assert "All trials were timed again at the end of the sweep" in text
     assert not plan_retiming(planned, store)[0]
     assert not list((store.path / "sweeps" / "s").glob(".timing*"))
+
+
+def test_a_result_that_does_not_say_how_it_was_timed_is_refused(tmp_path, store):
+    planned = record(tmp_path, store)
+    path = store.trial_directory(planned.trials[0].trial.id) / "result.json"
+    result = read_sealed_json(path)
+    del result["provenance"]
+    write_sealed_json(path, result)
+    with pytest.raises(RecordDamaged, match="the record of s "):
+        plan_retiming(planned, store)
 
 
 @pytest.mark.parametrize(("timings", "mode"), [("exclusive", "auto"), ("shared", "never")])

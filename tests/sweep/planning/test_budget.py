@@ -68,6 +68,9 @@ def test_a_rate_is_measured_from_finished_trials(tmp_path, store, driven):  # no
     wide = SWEEP.replace("plain: {}", "plain: {model.n_embd: 64}")
     wide = wide.replace("tied: {", "tied: {model.n_embd: 64, ")
     assert estimate_budget(tiny_plan(tmp_path, store, wide), store).rate is None, "another size"
+    del result["experiment"]["resources"]  # of a version that recorded less, or changed by hand
+    write_sealed_json(path, result)
+    assert estimate_budget(longer, store).rate.results == 7
 
 
 def test_a_new_user_gets_a_time_from_the_machine(tmp_path, monkeypatch):
