@@ -47,9 +47,8 @@ class ProgressDisplay:
 
     def begin_stage(self, plan: Plan, *, retry_failed: bool = False) -> None:
         """Count the trials of a plan instead of those of the stage before."""
-        missing = trials_to_run(plan, retry_failed)
         self._known_trials = {planned.trial.id for planned in plan.trials}
-        to_run = {planned.trial.id for planned in missing}
+        to_run = {planned.trial.id for planned in trials_to_run(plan, retry_failed)}
         self._ended: dict[str, str] = {
             p.trial.id: p.state for p in plan.trials if p.trial.id not in to_run
         }

@@ -147,10 +147,8 @@ def verify_record(
             verifier.verify(directory)
     # a process that works meanwhile replaces files one after the other: look again
     found = verifier.found
-    again = {
-        directory: _find_damage(directory) for directory in {d.directory for d in found.damaged}
-    }
-    still = {damage.path for damages in again.values() for damage in damages}
+    folders_again = {damage.directory for damage in found.damaged}
+    still = {damage.path for folder in folders_again for damage in _find_damage(folder)}
     found.damaged = [damage for damage in found.damaged if damage.path in still]
     return found
 

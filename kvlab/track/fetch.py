@@ -80,9 +80,7 @@ def _find_parent(client: "MlflowClient", uri: str, sweep: str, mirrored_by: str 
         text = f"sweep = {sweep} is not in MLflow at {redact_uri(uri)} ({names})"
         raise UsageError(f"{text}; `kvlab sync {sweep} --tracking-uri URI` puts it there")
     runs = iter_runs(client, experiment.experiment_id, f"tags.`kvlab.key` = '{PARENT}'")
-    by_store = {
-        run.data.tags["kvlab.store"]: run for run in runs if "kvlab.digest" in run.data.tags
-    }
+    by_store = {r.data.tags["kvlab.store"]: r for r in runs if "kvlab.digest" in r.data.tags}
     matches = [store for store in by_store if store.startswith(mirrored_by or "")]
     if len(matches) == 1:
         return by_store[matches[0]]

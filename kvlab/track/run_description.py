@@ -220,9 +220,7 @@ def _tags(
         "kvlab.sweep": sweep["name"],
         "kvlab.cell": cell_name(sweep, levels),
         **{f"kvlab.{key}": result[key] for key in ("trial", "training", "seed", "status")},
-        **{
-            f"kvlab.{key}": provenance.get(key) for key in ("commit", "dirty", "device", "attempts")
-        },
+        **{f"kvlab.{k}": provenance.get(k) for k in ("commit", "dirty", "device", "attempts")},
         **{f"kvlab.error.{key}": error.get(key) for key in ("class", "type", "message")},
         "kvlab.timed_again": (result.get("timing") or {}).get("finished"),
         "kvlab.data.digest": data.get("digest"),

@@ -53,8 +53,7 @@ def measure_sweep(study: Study) -> dict[str, float]:
     sizes = filter(None, map(study.kv_bytes, within_noise))
     metrics["sweep/kv_bytes_within_noise"] = min(sizes, default=None)
     metrics["sweep/kv_bytes_baseline"] = study.kv_bytes(study.baseline)
-    measured = {name: float(value) for name, value in metrics.items() if value is not None}
-    return {name: value for name, value in measured.items() if math.isfinite(value)}
+    return {name: float(v) for name, v in metrics.items() if v is not None and math.isfinite(v)}
 
 
 def find_best_cell(study: Study) -> Levels | None:

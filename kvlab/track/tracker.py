@@ -4,7 +4,7 @@ import hashlib
 import json
 import os
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -58,7 +58,9 @@ class Tracker:
         self._client = connection.connect(self._store.path, self.uri)
         self._store_id = connection.read_store_id(self._store.path)
 
-    def mirror(self, sweep_name: str, report: str | Path | None = None) -> MirrorSummary:
+    def mirror(
+        self, sweep_name: str, report: Path | None = None, show: Callable[[str], object] = str
+    ) -> MirrorSummary:
         """Bring a sweep's experiment up to date with the record.
 
         The experiment gets one parent run, with numbers and the answer of the sweep, and below it
@@ -69,6 +71,7 @@ class Tracker:
         Args:
             report: folder of its report, logged with the parent run; None leaves the report of an
                 unchanged sweep there.
+            show: receives lines for the person who waits.
 
         Raises:
             UsageError: the store has no such sweep.
@@ -81,8 +84,9 @@ class Tracker:
             own = self._describe_parent(sweep, study)
             folder = self._store.sweep_directory(sweep_name)
             parent, is_new = mirrored.write(own, folder, runs.pop(described.PARENT, []))
-            is_written = []
+            is_written, total = list[bool](), sum(len(c["trials"]) for c in list_cells(sweep))
             for run in self._describe_runs(sweep):
+                show(f"{sweep_name}: run {len(is_written) + 1} of {total}")
                 directory = self._store.trial_directory(run.tags["kvlab.trial"])
                 existing = runs.pop(run.key, [])
                 is_written.append(mirrored.write(run, directory, existing, parent.id)[1])
@@ -91,7 +95,7 @@ class Tracker:
                 self._client.delete_run(one.id)
             tags = sweep_summary.experiment_tags(sweep, study.primary_metric)
             if report is not None:
-                tags[NOTE] = self._log_report(parent, sweep, own.tags["kvlab.states"], Path(report))
+                tags[NOTE] = self._log_report(parent, sweep, own.tags["kvlab.states"], report)
             elif is_new:
                 tags[NOTE] = own.tags[NOTE]
             shown = self._client.get_experiment(mirrored.experiment).tags

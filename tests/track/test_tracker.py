@@ -2,8 +2,10 @@
 
 import json
 import math
+import re
 import shutil
 import sqlite3
+import sys
 from contextlib import closing
 from pathlib import Path
 
@@ -21,6 +23,7 @@ from tests.support.golden import check_golden
 from tests.support.mlflow_contents import read_contents as mlflow_contents
 from tests.support.mlflow_contents import store_client, store_runs
 from tests.support.record_factory import Record
+from tests.support.terminal import Terminal
 
 OF_THE_MACHINE = ("kvlab.digest", "kvlab.report.digest", "kvlab.store", "mlflow.user")
 GOLDEN = Path(__file__).with_name("golden_runs.json")
@@ -66,6 +69,16 @@ def copy(made, tmp_path):
     """The mirrored store again, free to be changed. Its artifacts stay where they were."""
     shutil.copytree(made[0], tmp_path / "store")
     return tmp_path / "store"
+
+
+def test_a_terminal_shows_how_far_a_sync_is(tmp_path, monkeypatch):
+    store = small().write(tmp_path)
+    monkeypatch.setattr(sys, "stderr", terminal := Terminal())
+    assert main(["sync", "--no-report", "--store", str(store.path)]) == 0
+    said = re.sub(r"[\r\x1b]|\[K", " ", terminal.getvalue()).split("  ")
+    runs = [f"made: run {number} of 8" for number in range(1, 9)]
+    assert [line.strip() for line in said if line.strip()] == ["made: reading the record", *runs]
+    assert terminal.getvalue().endswith("\r\x1b[K\r"), "the line is empty again"
 
 
 def test_what_a_run_and_its_parent_hold(runs):

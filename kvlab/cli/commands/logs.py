@@ -83,9 +83,7 @@ def _show_sweep(store: Store, options: argparse.Namespace) -> None:
 def _find_logs(store: Store, sweep: str) -> dict[str, Path]:
     """Return the log of the last attempt at every trial of a sweep that has begun."""
     attempts = {trial: store.attempts(trial) for trial in store.sweep_trials(sweep)}
-    return {
-        t: store.attempt_directory(t, own[-1]) / "log.txt" for t, own in attempts.items() if own
-    }
+    return {t: store.attempt_directory(t, n[-1]) / "log.txt" for t, n in attempts.items() if n}
 
 
 def _print_logs(

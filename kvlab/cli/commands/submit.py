@@ -305,9 +305,7 @@ class _SweepRun:
         if options.address:
             measure = budget.measure_machine_memory
             answers = [*self._executor.run_on_all_machines(measure, "").values()]
-        machines = [
-            budget.MachineMemory(**json.loads(one)) for one in answers if isinstance(one, str)
-        ]
+        machines = [budget.MachineMemory(**json.loads(a)) for a in answers if isinstance(a, str)]
         one_at_a_time = EXECUTORS[options.executor].runs_in_process or planned.sweep.search
         for line in budget.check_memory(missing, machines, bool(one_at_a_time)):
             self._say(line)

@@ -7,7 +7,7 @@ from dataclasses import asdict
 from pathlib import Path
 
 from kvlab.cli.shared_arguments import ALL_SWEEPS, add_flag, add_record, sweep_name
-from kvlab.cli.terminal import print_result
+from kvlab.cli.terminal import print_result, show_status_line
 from kvlab.errors import UsageError
 from kvlab.store import Store
 from kvlab.track.connection import set_database_aside
@@ -41,7 +41,7 @@ def run(options: argparse.Namespace) -> None:
 def sync_sweeps(
     store: Store, names: list[str], uri: str | None, *, report: bool
 ) -> list[MirrorSummary]:
-    """Mirror sweeps with their reports."""
+    """Mirror sweeps with their reports; a terminal shows how far it is."""
     from kvlab.report import write_report
 
     for name in names:
@@ -49,8 +49,11 @@ def sync_sweeps(
     if not names:
         return []
     tracker, summaries = Tracker(store.path, uri), []
+    show = show_status_line if sys.stderr.isatty() else lambda _line: None
     for name in names:
+        show(f"{name}: reading the record")
         with tempfile.TemporaryDirectory() as folder:
             made = write_report(store, name, Path(folder)) if report else None
-            summaries.append(tracker.mirror(name, made))
+            summaries.append(tracker.mirror(name, made, show))
+    show("")
     return summaries
