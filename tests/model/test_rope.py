@@ -1,9 +1,12 @@
 """Rotary positions against complex multiplication, and their derivative against autograd's."""
 
+from contextlib import nullcontext
+
 import pytest
 import torch
 
 from kvlab.cache import DocumentMask
+from kvlab.model.kernels.cpu_kernel import use_plain_code
 from kvlab.model.rope import RotaryTables, apply_rope, make_rope_table
 
 THETA = 10_000.0
@@ -38,13 +41,16 @@ def test_pairs_rotate_as_complex_numbers_do(positions):
         )
 
 
-def test_a_smaller_type_is_rounded_once():
+@pytest.mark.parametrize("mode", [nullcontext, use_plain_code])
+def test_a_smaller_type_is_rounded_once_either_way(mode):
     x = torch.randn(1, 2, 7, 8).bfloat16().requires_grad_()
+    exact = x.detach().float().requires_grad_()
     table = make_rope_table(torch.arange(7), 8, THETA, torch.float32)
-    actual = apply_rope(x, table)
-    actual.backward(torch.ones_like(actual))
-    assert actual.dtype == x.grad.dtype == torch.bfloat16
-    assert torch.equal(actual, apply_rope(x.float(), table).bfloat16())
+    with mode():
+        for each in (x, exact):
+            apply_rope(each, table).backward(x.detach().to(each.dtype))
+        assert torch.equal(apply_rope(x, table), apply_rope(exact, table).bfloat16())
+    assert torch.equal(x.grad, exact.grad.bfloat16())
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])

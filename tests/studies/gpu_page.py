@@ -643,8 +643,8 @@ TRAINED = """\
 name: gpu-page
 model: {{vocab_size: 257, block_size: {block}, n_layer: 4, n_head: 4, n_embd: {width}}}
 data: {{source: files, tokenizer: bytes, paths: [texts], validation_fraction: 0.2}}
-training: {{tokens: {tokens}, batch_tokens: {batch}, evaluate_every: 20, evaluate_tokens: 256,
-  precision: bfloat16, checkpoint_every: 5}}
+training: {{tokens: {tokens}, batch_tokens: {batch}, evaluate_every: {every}, evaluate_tokens: 256,
+  precision: bfloat16, checkpoint_every: {every}}}
 evaluation: {{loss_tokens: 256}}
 benchmark: {{prompt_tokens: 8, new_tokens: 8, repeats: 1}}
 resources: {{{resources}}}
@@ -665,7 +665,6 @@ class SmallSweep:
 
     Args:
         resources: the section of the experiment.
-        shape: other sizes than the default ones: tokens, batch, block, width.
     """
 
     folder: Path
@@ -679,7 +678,7 @@ class SmallSweep:
         for number in range(40):
             text = " ".join(draw.choices(words, k=300))
             (self.folder / "texts" / f"{number:02}.txt").write_text(f"{text}\n")
-        sizes = {"block": 64, "batch": 256, "width": 16, "tokens": 10_240, **shape}
+        sizes = {"block": 64, "batch": 256, "width": 16, "tokens": 10_240, "every": 10, **shape}
         (self.folder / "e.yaml").write_text(TRAINED.format(resources=self.resources, **sizes))
         (self.folder / "s.yaml").write_text(SWEEP.replace("SEEDS", str(list(range(self.seeds)))))
         return self
@@ -726,7 +725,7 @@ def check_sweep(setting: Setting) -> Iterator[Claim]:
     """A sweep of two trials inline, killed in its midst, and run again to its report."""
     with tempfile.TemporaryDirectory() as folder:
         sweep = SmallSweep(Path(folder), f"gpus: {int(setting.is_cuda)}").write(
-            width=setting.pick(256, 16), tokens=setting.pick(256_000, 10_240)
+            width=setting.pick(256, 16), tokens=setting.pick(51_200, 10_240)
         )
         sweep.kill_after_a_checkpoint()
         output = sweep.submit("--no-smoke").strip()
@@ -741,6 +740,10 @@ def check_sweep(setting: Setting) -> Iterator[Claim]:
     yield Claim("and to its report", None if absent else is_reported, figure)
     text = "a training that was killed goes on from its checkpoint"
     yield Claim(text, bool(resumed) if is_done else None, f"resumed from step {resumed or 'none'}")
+
+
+PACKED = {"width": 256, "block": 256, "batch": 4096, "tokens": 300 * 4096, "every": 100}
+"""Trials of some seconds, in steps that leave most of a GPU idle."""
 
 
 def check_packing(setting: Setting) -> Iterator[Claim]:
@@ -761,7 +764,7 @@ def check_packing(setting: Setting) -> Iterator[Claim]:
     for resources in ("gpus: 1", "gpus: auto"):
         with tempfile.TemporaryDirectory() as folder, _ending_mps():
             sweep = SmallSweep(Path(folder), resources, seeds=4, executor="ray")
-            sweep.write(width=256, tokens=512_000)
+            sweep.write(**PACKED)
             start = time.monotonic()
             tail = sweep.submit().strip().splitlines()[-1:]
             seconds[resources] = time.monotonic() - start
@@ -780,10 +783,7 @@ def _time_sweeps(count: int, seeds: int, resources: str) -> float:
     with ExitStack() as stack:
         stack.enter_context(_ending_mps())
         folders = [stack.enter_context(tempfile.TemporaryDirectory()) for _ in range(count)]
-        sweeps = [
-            SmallSweep(Path(folder), resources, seeds).write(width=256, tokens=512_000)
-            for folder in folders
-        ]
+        sweeps = [SmallSweep(Path(folder), resources, seeds).write(**PACKED) for folder in folders]
         start = time.monotonic()
         with ThreadPoolExecutor(count) as pool:
             said = list(pool.map(lambda sweep: sweep.submit("--no-smoke"), sweeps))

@@ -17,6 +17,10 @@ from kvlab.model.kernels.cpu_kernel import CPUKernel
 def rotate_pairs_plain(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     """Rotate each pair (i, i + D/2) of x (B, H, C, D) by an angle, in cos's dtype.
 
+    It does so in the order (B, C, H, D), in which projections write x and read its gradient, and
+    has no parts to join. So a compiler computes the gradient inside the kernel that joins those of
+    Q, K and V, and attention's output needs no copy.
+
     Args:
         cos, sin: of the angles, (C, D/2) or (B, 1, C, D/2).
 
@@ -24,8 +28,12 @@ def rotate_pairs_plain(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
         (B, H, C, D) of x's dtype: under autocast Q and K would otherwise be float32 beside a
         bfloat16 V.
     """
-    first, second = x.chunk(2, -1)
-    return torch.cat([first * cos - second * sin, second * cos + first * sin], -1).to(x.dtype)
+    cos, sin = (part[:, None] if part.dim() == 2 else part.transpose(1, 2) for part in (cos, sin))
+    by_token = x.transpose(1, 2).to(cos.dtype)
+    halves = by_token.view(*by_token.shape[:-1], 2, -1)  # (B, C, H, 2, D/2)
+    sign = 2 * torch.arange(2, device=x.device)[:, None] - 1
+    rotated = halves * cos[..., None, :] + halves.flip(-2) * (sign * sin[..., None, :])
+    return rotated.flatten(-2).to(x.dtype).transpose(1, 2)
 
 
 def _select_rotation(
