@@ -184,20 +184,18 @@ def _check_members(
                 hint = f"give it one that is none of {', '.join(sorted(names))}"
                 fail(line, f"{own.__name__} has name = {name!r}; {hint}")
             names.add(name)
+            _check_options(member, partial(fail, line))
             if isinstance(member, DocumentSource):
-                _check_options(member, partial(fail, line))
                 continue
             if isinstance(member, TokenMetric):
                 fields = tuple(getattr(member, one, None) for one in TEXT_FIELDS)
                 if fields not in described:
-                    said = ", ".join(
-                        f"{key} = {v!r}" for key, v in zip(TEXT_FIELDS, fields, strict=True)
-                    )
+                    pairs = zip(TEXT_FIELDS, fields, strict=True)
+                    said = ", ".join(f"{key} = {value!r}" for key, value in pairs)
                     hint = "write each as plain text in the class, name of a-z, 0-9 and _, better"
                     hint = f"{hint} as lower, higher or neither"
                     fail(line, f"{own.__name__} is not described by {said}; {hint}")
                 continue
-            _check_options(member, partial(fail, line))
             is_there = isinstance(torch_class, str) and hasattr(module, torch_class)
             if not is_there and ":" not in str(torch_class):
                 hint = "name a class of this file, a module of torch"
@@ -206,6 +204,9 @@ def _check_members(
             if not isinstance(settings, tuple) or not {*settings} <= known:
                 hint = f"name keys of model.kinds that it reads, of {', '.join(sorted(known))}"
                 fail(line, f"{own.__name__} has settings = {settings!r}; {hint}")
+            if letter := vars(own).get("letter"):
+                hint = f"leave it out and define one in YAML, as in kinds: {{M: {{mixer: {name}}}}}"
+                fail(line, f"{own.__name__} has letter = {letter!r}; {hint}")
             parts = getattr(member, "parts", ("k",))
             if not isinstance(parts, tuple) or not parts:
                 hint = "name what a token stores, such as ('k', 'v')"

@@ -47,7 +47,8 @@ class Mixer(Member, ABC):
     """How the tokens of a layer take from earlier ones.
 
     Attributes:
-        letter: the letter of such layers in ``attention_pattern``; empty for none of its own.
+        letter: the letter of such layers in ``attention_pattern``; empty for none of its own, as
+            for those of users' files.
         module: a subclass of `kvlab.model.attention.TokenMixer`, as ``module:class``.
         settings: fields of `LayerKind` that it reads.
     """

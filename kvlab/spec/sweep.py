@@ -300,9 +300,7 @@ class Sweep(spec.SpecModel):
     def _make_cells(self) -> tuple[Cell, ...]:
         cells: list[Cell] = []
         problems: list[Problem] = []
-        patches = {
-            f: {level: self.patch(f, level) for level in self.factors[f]} for f in self.factors
-        }
+        patches = {f: {n: self.patch(f, n) for n in own} for f, own in self.factors.items()}
         for selected in self.selection.cells:
             applied = {f: lvl for f, lvl in selected.levels.items() if f not in selected.off}
             data = self.source.base

@@ -200,10 +200,17 @@ def test_arithmetic_that_gives_no_number_has_its_line(tmp_path, method):
     assert f" from {method}; return a " in str(error.value)
 
 
-def test_settings_of_a_mixer_are_keys_of_a_kind(tmp_path):
-    text = EXAMPLE.with_stem("decayed_sum").read_text()
-    with pytest.raises(SpecError, match=r"mine.py:10:1: DecayedSum has settings = \('heads',\)"):
-        load_experiment(write(tmp_path, text.replace("settings = ()", "settings = ('heads',)")))
+@pytest.mark.parametrize(
+    ("mistake", "hint"),
+    [
+        ("settings = ('heads',)", "name keys of model.kinds"),  # has none of this name
+        ("settings, letter = (), 'M'", "leave it out"),  # a pattern has those of kinds
+    ],
+)
+def test_a_mixer_names_keys_of_kinds_and_no_letter(tmp_path, mistake, hint):
+    text = EXAMPLE.with_stem("decayed_sum").read_text().replace("settings = ()", mistake)
+    with pytest.raises(SpecError, match=f"mine.py:10:1: DecayedSum has .*; {hint}"):
+        load_experiment(write(tmp_path, text))
 
 
 @pytest.mark.parametrize(
