@@ -44,6 +44,19 @@ def test_a_driver_leaves_to_another_what_that_one_has(store, planned):
     assert sum(event.is_remote for event in events) == 7
 
 
+def test_a_driver_does_not_retry_what_has_failed_in_another(store, planned):
+    last = planned.trials[-1].trial
+
+    def run(trial):
+        if store.result(last.id) is None:  # while the first trial is started here
+            StubRun(store.path, script={(last.id, "measure", 0): "memory"})(last)
+        return StubRun(store.path)(trial)
+
+    summary = drive(planned, store, run)
+    assert (summary.states["done"], summary.states["failed"]) == (7, 1)
+    assert store.attempts(last.id) == [1]
+
+
 def test_a_driver_that_was_suspended_overwrites_nothing(tmp_path, interrupted_sweep, monkeypatch):
     planned, store, expected = interrupted_sweep
     monkeypatch.setenv("KVLAB_LEASE_SECONDS", "1")
