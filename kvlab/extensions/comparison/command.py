@@ -134,9 +134,7 @@ def _format_records(one: TrialRecord, other: TrialRecord, found: RecordCompariso
     for title, fields in tables.items():
         yield ""
         if fields:
-            rows = [
-                [one.name, _format_value(one.before), _format_value(one.after)] for one in fields
-            ]
+            rows = [[f.name, _format_value(f.before), _format_value(f.after)] for f in fields]
             yield format_table([[title, "A", "B"], *rows])
         else:
             yield f"{title}: no field differs"

@@ -110,9 +110,7 @@ def _budget_table(
         each = study.mean(levels, "reuse_conversation_bytes")
         column = cols.size_column("a conversation", "K/V of a conversation at its end")
         yield column, cols.size_cell(round(each) if each else None)
-        rates, fits = (
-            by_budget(levels, f"budget_{name}") for name in ("hit_rate", "conversations")
-        )
+        rates, fits = (by_budget(levels, f"budget_{n}") for n in ("hit_rate", "conversations"))
         for budget in common:
             fit, hit = round(fits[budget]), 100 * rates[budget]
             heads = f"hit rate in {budget:,} B (%)", f"conversations that fit {budget:,} B"

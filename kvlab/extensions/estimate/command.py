@@ -96,9 +96,7 @@ $decode_flops""")
 def _format_one(item: dict[str, Any]) -> str:
     fields = {key: f"{one:,}" if isinstance(one, int) else one for key, one in item.items()}
     fields |= {key: f"{one:.4g}" for key, one in item.items() if key.endswith("_flops")}
-    fields |= {
-        f"exact_{key}": format_exact_bytes(item[key]) for key in ("kv_bytes", "weight_bytes")
-    }
+    fields |= {f"exact_{k}": format_exact_bytes(item[k]) for k in ("kv_bytes", "weight_bytes")}
     lines = [_ONE.substitute(fields)]
     if item["note"]:
         lines.append(f"note: {item['note']}")

@@ -38,9 +38,7 @@ def join_datasets(
             sha256 = write_split(folder / f"{split}.bin", _shift(tokens, firsts, dtype))
         except OSError as error:
             raise explain_full_disk(folder, error) from None
-        counts = {
-            key: sum(one[key] for one in own) for key in ("documents", "text_bytes", "tokens")
-        }
+        counts = {k: sum(one[k] for one in own) for k in ("documents", "text_bytes", "tokens")}
         splits[split] = {**counts, "parts": [one["tokens"] for one in own], "sha256": sha256}
     names = [part.data.source for part in parts]
     shorts = [manifest["short"] for manifest in manifests if manifest["short"] is not None]

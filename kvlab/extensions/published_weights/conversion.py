@@ -54,9 +54,8 @@ class WeightMapping:
         parts = torch.split(value, list(self.rows)) if self.rows else (value,)
         if self.transposed:
             parts = tuple(part.T for part in parts)
-        return {
-            name: part.contiguous().clone() for name, part in zip(self.hf_names, parts, strict=True)
-        }
+        pairs = zip(self.hf_names, parts, strict=True)
+        return {name: part.contiguous().clone() for name, part in pairs}
 
 
 class Architecture(ABC):

@@ -118,7 +118,8 @@ def load_history(
         return [], 0.0
     if history["search"] != search_identity(config):
         text = f"{directory / HISTORY_FILE} is the history of another search of this name"
-        raise StoreError(f"{text}; give the sweep another name, or remove that file")
+        hint = "give the sweep another name, or remove that file and points/ beside it"
+        raise StoreError(f"{text}; {hint}")
     return [Suggestion.from_json(point) for point in points.read()], float(history["seconds"])
 
 

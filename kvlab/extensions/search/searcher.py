@@ -5,10 +5,11 @@ search is recorded and mirrored like any sweep. `Store.sweep` returns under ``se
 report needs besides the results; `kvlab.analysis.search_results` reads it.
 """
 
+import shutil
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
-from typing import Any
+from typing import Any, NoReturn
 
 from pydantic import ValidationError
 
@@ -27,12 +28,15 @@ from kvlab.spec.search_config import format_settings
 from kvlab.spec.sweep import SEARCH_FACTOR, Cell
 from kvlab.spec.validation_errors import list_field_errors
 from kvlab.store import Store
-from kvlab.store.store_paths import format_level
+from kvlab.store.store_paths import POINTS_FOLDER, format_level
 from kvlab.sweep.planning.planner import Plan, PlannedTrial, Stage, SweepPlanner
 from kvlab.sweep.planning.texts import IdentifyDataset
 
 MAX_FRUITLESS_SUGGESTIONS = 200
 """Suggestions in a row without a new trial after which the space counts as exhausted."""
+
+BEYOND_LIMIT = "is beyond a limit"
+"""Why a suggestion is not trained that violates a limit on what is known beforehand."""
 
 MIN_IMPORTANCE_TRIALS = 10
 """Measured trials below which no importance of a parameter is estimated."""
@@ -73,9 +77,8 @@ class Searcher:
         self._directory = store.sweep_directory(base.sweep.name)
         self._points = store.search_points(base.sweep.name)
         self._trials: dict[str, PlannedTrial] = {}
-        self.suggestions, self._seconds_before = histories.load_history(
-            self._directory, self._points, self._config
-        )
+        history = histories.load_history(self._directory, self._points, self._config)
+        self.suggestions, self._seconds_before = history
         self._pruner = Pruner(self._config.pruning, self.suggestions)
         self._started, self._saved_seconds = time.monotonic(), self._seconds_before
         self._importances: dict[str, dict[str, float]] = {}
@@ -144,6 +147,9 @@ class Searcher:
 
         Returns:
             None while enough trials run, or at the end (see ``stop_reason``).
+
+        Raises:
+            SpecError: No suggestion so far keeps the limits on what is known before a trial runs.
         """
         if self._to_resume:
             return self._with_pause_step(self._to_resume.pop(0))
@@ -161,6 +167,9 @@ class Searcher:
             planned = self._suggest()
             if planned is not None:
                 return planned
+        beyond = [s for s in self.suggestions if s.skip_reason == BEYOND_LIMIT]
+        if beyond and not trials:
+            self._refuse_limits(beyond)
         last = self.suggestions[-1].skip_reason
         text = f"the last {MAX_FRUITLESS_SUGGESTIONS} suggestions led to nothing new"
         self.stop_reason = f"{text}; the last one {last}"
@@ -213,15 +222,14 @@ class Searcher:
             key: self._config.choices[key][value] if key in self._config.choices else value
             for key, value in observation.params.items()
         }
-        level = format_level(len(self.suggestions) + 1)
-        suggestion = Suggestion(observation, level, patch)
+        suggestion = Suggestion(observation, format_level(len(self.suggestions) + 1), patch)
         self.suggestions.append(suggestion)
         planned = self._plan_suggestion(suggestion)
         if planned is not None:
             metrics = sampler.planned_metrics(planned.trials[0])
             observation.violations = sampler.limit_violations(self._config.limits, metrics)
             if any(violation > 0 for violation in observation.violations.values()):
-                observation.state, suggestion.skip_reason = "beyond", "is beyond a limit"
+                observation.state, suggestion.skip_reason = "beyond", BEYOND_LIMIT
             else:
                 self._add_to_plan(suggestion, planned)
         earlier = self._find(suggestion.trial_id)
@@ -233,6 +241,25 @@ class Searcher:
                 suggestion.observation = past
         self._save(suggestion)
         return self._with_pause_step(suggestion) if suggestion.has_trial else None
+
+    def _refuse_limits(self, beyond: list[Suggestion]) -> NoReturn:
+        """Raise SpecError at the limit that the closest of suggestions is beyond.
+
+        The history is removed, so that the search may begin anew with another limit.
+        """
+        closest = min(beyond, key=lambda s: max(s.observation.violations.values()))
+        broken, excess = max(closest.observation.violations.items(), key=lambda one: one[1])
+        name, sign = broken.split()
+        key = "at_most" if sign == "+1" else "at_least"
+        bound = getattr(self._config.limits[name], key)
+        value = bound + int(sign) * excess * (abs(bound) or 1.0)
+        text = f"search.limits.{name}.{key} = {bound:,.0f} is kept by none of"
+        text = f"{text} {len(self.suggestions)} suggestions; the closest has {value:,.0f}"
+        text = f"{text} ({format_settings(closest.patch)}); change it, or widen the space"
+        (self._directory / histories.HISTORY_FILE).unlink()
+        shutil.rmtree(self._directory / POINTS_FOLDER)
+        document = self.plan.sweep.source.document
+        raise SpecError([document.problem(("search", "limits", name, key), text)])
 
     def _plan_suggestion(self, suggestion: Suggestion) -> Plan | None:
         """Plan one suggestion, as a new level of the search's factor; None if it is impossible."""

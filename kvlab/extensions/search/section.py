@@ -119,9 +119,7 @@ def report_search_setup(study: Study, search: SearchResults) -> doc.Section:
     fields = {"titles": titles, "sampler": " ".join(sampler), "flops": flops, "time": time}
     limits = tables.describe_limits(search)
     note = texts.write("search setup", study=study, search=search, limits=limits, **fields)
-    space = [
-        (key, "one of", ", ".join(map(format_setting, v))) for key, v in config["choices"].items()
-    ]
+    space = [(k, "one of", ", ".join(map(format_setting, v))) for k, v in config["choices"].items()]
     for key, interval in config["ranges"].items():
         kind = "whole numbers" if interval["whole"] else "numbers"
         kind += ", even in the logarithm" if interval["log"] else ""
@@ -335,9 +333,7 @@ def _front_figure(
         return replace(point, tip=tuple(dict.fromkeys((*point.tip, named))))
 
     base, base_marks = tables.base_row(study), list[doc.Point]()
-    x, y = (
-        None if base is None else tables.objective_of_row(name, base) for name in (x_name, y_name)
-    )
+    x, y = (None if base is None else tables.objective_of_row(n, base) for n in (x_name, y_name))
     if x is not None and y is not None:
         named = ((x_name, x), (y_name, y))
         tip = ("base experiment", *(tables.format_with_unit(*one) for one in named))

@@ -6,7 +6,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from kvlab.errors import StoreError
+from kvlab.errors import SpecError, StoreError
 from kvlab.extensions.search.history import count_remaining_suggestions
 from tests.support.stub_search import SEARCH, Bowl, find_best, history, searching
 
@@ -66,6 +66,29 @@ def test_a_small_space_ends_when_nothing_new_is_suggested(tmp_path, monkeypatch)
     assert search.stop_reason.startswith(reason)
     assert sum(p.has_trial for p in search.suggestions) == 2
     assert len(store.trial_ids()) == 2  # n_kv_head = 2 is the base experiment
+
+
+@pytest.mark.parametrize(
+    ("limits", "place", "message"),
+    [
+        ("{kv_bytes_per_token: {at_most: 64}, parameters: {at_most: 9}}", "11:69",
+         "parameters.at_most = 9 is kept by none of 8 suggestions; the closest has 3,736 (n_kv"),
+        ("{kv_bytes: {at_least: 1e6, at_most: 2e6}}", "11:33",
+         "kv_bytes.at_least = 1,000,000 is kept by none of 8 suggestions; the closest has 1,024 ("),
+    ],
+)  # fmt: skip
+def test_a_limit_that_nothing_keeps_is_refused_before_anything_trains(
+    tmp_path, monkeypatch, limits, place, message
+):
+    monkeypatch.setattr("kvlab.extensions.search.searcher.MAX_FRUITLESS_SUGGESTIONS", 8)
+    text = f"{SEARCH}  limits: "
+    with pytest.raises(SpecError) as error:
+        searching(tmp_path, text + limits)[2].run()
+    assert str(error.value).startswith(f"{tmp_path}/s.yaml:{place}: search.limits.{message}")
+    store, search, driver = searching(tmp_path, text + "{parameters: {at_most: 1e6}}")
+    assert not store.trial_ids()
+    assert driver.run().states["done"] == 13, "it began anew"
+    assert len(history(store)) == len(search.suggestions)
 
 
 @pytest.fixture
