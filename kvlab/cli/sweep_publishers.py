@@ -1,7 +1,7 @@
 """Publish the results of `kvlab submit` while a sweep runs, and at its end.
 
-The core publishes to MLflow; extensions add others. An outage of a target costs one warning; it
-neither ends a trial nor delays the sweep.
+The core publishes to MLflow; extensions add others. An outage of a target costs one warning and no
+trial. While the driver publishes a trial, it starts no other: a slow server delays a sweep.
 """
 
 import argparse
@@ -67,6 +67,12 @@ class MLflowPublisher(Publisher):
     @staticmethod
     def add_arguments(parser: argparse.ArgumentParser) -> None:
         parser.add_argument("--tracking-uri", metavar="URI", help="MLflow server or database")
+
+    @staticmethod
+    def check(options: argparse.Namespace, store: Store) -> None:
+        from kvlab.track.connection import check_uri, tracking_uri
+
+        check_uri(tracking_uri(store.path, options.tracking_uri))
 
     def on_result(self, trial_id: str) -> None:
         """Mirror a trial; after an outage, leave it to `finish`."""

@@ -58,6 +58,16 @@ def tracking_uri(store: Path, uri: str | None) -> str:
     return uri or f"sqlite:///{store.absolute()}/mlflow.db"
 
 
+def check_uri(uri: str) -> None:
+    """Raise UsageError for the name of a folder."""
+    is_path = "://" not in uri and uri.partition(":")[0] not in ("databricks", "databricks-uc")
+    if is_path or uri.startswith("file:"):
+        is_variable = os.environ.get("MLFLOW_TRACKING_URI") == uri
+        name = "MLFLOW_TRACKING_URI" if is_variable else "--tracking-uri"
+        text = f"{name} = {uri} names a folder, and MLflow no longer keeps runs in folders"
+        raise UsageError(f"{text}; use sqlite:///PATH or the http:// address of a server")
+
+
 def set_database_aside(store: Path, uri: str | None) -> Path:
     """Move the store's database of MLflow, and its id, into a new folder under ``damaged/``.
 
@@ -97,10 +107,7 @@ def connect(store: Path, uri: str) -> "MlflowClient":
         UsageError: ``uri`` is a folder.
     """
     silence_mlflow()
-    is_path = "://" not in uri and uri.partition(":")[0] not in ("databricks", "databricks-uc")
-    if is_path or uri.startswith("file:"):
-        text = f"--tracking-uri = {uri} names a folder, and MLflow no longer keeps runs in folders"
-        raise UsageError(f"{text}; use sqlite:///PATH or the http:// address of a server")
+    check_uri(uri)
     with translate_errors(uri):
         if is_server(uri):
             _probe_server(uri)
@@ -165,14 +172,16 @@ def _create_database(path: Path, store: Path) -> None:
         database = Path(folder) / "mlflow.db"
         _open_client(f"sqlite:///{database}")
         temporary = path.with_name(f".{path.name}.{os.getpid()}")
-        shutil.copyfile(database, temporary)  # the store may be on another disk
         try:
-            os.link(temporary, path)  # unlike a rename, keeps one that another store created
-        except FileExistsError:
-            pass
-        except OSError:  # a file system without hard links
-            os.rename(temporary, path)
-        temporary.unlink(missing_ok=True)
+            shutil.copyfile(database, temporary)  # the store may be on another disk
+            try:
+                os.link(temporary, path)  # unlike a rename, keeps one that another store created
+            except FileExistsError:
+                pass
+            except OSError:  # a file system without hard links
+                os.rename(temporary, path)
+        finally:  # on a full disk, too
+            temporary.unlink(missing_ok=True)
 
 
 def _open_client(uri: str) -> "MlflowClient":

@@ -146,3 +146,16 @@ def test_missing_text_is_reported_before_anything_is_written(folder):
     assert (code, out, error.count("\n")) == (2, "", 1)
     assert re.match(r"gone\.yaml:3:49: data\.paths\.0 = .*gone does not exist", error)
     assert not (folder / "never").exists()
+
+
+def test_a_folder_for_mlflow_is_refused_before_anything_runs(folder, monkeypatch):
+    """Not after the first trial, which may have trained for hours beside others."""
+    submit = ("submit", "s.yaml", "--store", "never", "--executor", "inline")
+    code, out, error = run_kvlab(*submit, "--tracking-uri", "mlruns")
+    assert (code, out, error.count("\n")) == (2, "", 1)
+    assert error.startswith("--tracking-uri = mlruns ")
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", "file:///tmp/mlruns")
+    code, out, error = run_kvlab(*submit)
+    assert (code, out, error.count("\n")) == (2, "", 1)
+    assert error.startswith("MLFLOW_TRACKING_URI = file:///tmp/mlruns ")
+    assert not (folder / "never").exists()

@@ -1,5 +1,6 @@
 """MLflow made, away, damaged or served: what a sweep loses, and what `sync` makes of it."""
 
+import errno
 import json
 import shutil
 import socket
@@ -48,6 +49,18 @@ def test_a_kill_while_the_database_is_made_leaves_none(tmp_path):
     assert {"runs", "metrics", "alembic_version"} <= tables(tmp_path / "mlflow.db")
     others = {path.name for path in tmp_path.iterdir() if not path.name.startswith("mlflow.lock")}
     assert others == {"mlflow.db", "tracking.id"}
+
+
+def test_a_disk_that_is_full_keeps_no_part_of_a_database(tmp_path, monkeypatch):
+    def fill(source, target):  # noqa: ARG001
+        Path(target).write_bytes(b"part")
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr("kvlab.track.connection.shutil.copyfile", fill)
+    monkeypatch.setattr("kvlab.track.connection._open_client", lambda _: None)
+    with pytest.raises(TrackingError, match="No space left"):
+        Tracker(tmp_path)
+    assert {path.name for path in tmp_path.iterdir()} == {"mlflow.lock.1"}
 
 
 def test_a_database_elsewhere_is_made_there(tmp_path):
