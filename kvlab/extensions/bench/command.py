@@ -134,7 +134,7 @@ def _select_measures(options: argparse.Namespace) -> list[str]:
     selected = set(options.only or (name for name, one in MEASURES.items() if one.is_default))
     for name, entry in MEASURES.items():
         flag = entry.added_by
-        if not flag or not getattr(options, flag):
+        if name in selected or not flag or getattr(options, flag) is None:
             continue
         if not options.only:
             selected.add(name)

@@ -133,6 +133,17 @@ def test_nothing_measured_is_worth_a_look(small):
     assert (code, out, "--text PATH" in err) == (1, "", True)
 
 
+def test_a_part_that_only_names_takes_its_own_option():
+    parser = argparse.ArgumentParser()
+    command.add_arguments(parser)
+    for name, entry in MEASURES.items():
+        if not entry.added_by:
+            continue
+        value = "turns=2" if entry.options else "1GiB"
+        words = ["gpt2", "--only", name, f"--{entry.added_by}", value]
+        assert command._select_measures(parser.parse_args(words)) == [name]
+
+
 def test_by_default_it_stops_as_the_benchmark_does():
     parser = argparse.ArgumentParser()
     command.add_arguments(parser)
