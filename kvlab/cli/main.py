@@ -11,6 +11,7 @@ from kvlab.cli.commands import COMMANDS, MODULES
 from kvlab.cli.terminal import discard_output, sanitize_output
 from kvlab.errors import KvlabError
 from kvlab.humanize import suggest_name
+from kvlab.oom import classify_oom
 from kvlab.own_extensions import explain_missing
 
 
@@ -47,6 +48,10 @@ def main(argv: list[str] | None = None) -> int:
             discard_output(sys.stdout)
             return 0
         except Exception as error:
+            if classify_oom(error):
+                text = f"kvlab {words[0]} ran out of memory"
+                print(f"{text}; use a smaller model, batch or text", file=sys.stderr)
+                return 1
             extensions = sys.modules.get("kvlab.spec.extension_files")  # of users
             described = extensions and extensions.describe_error(error)
             if not described:

@@ -3,6 +3,7 @@
 Shapes: B rows, C prompt tokens, V vocab_size.
 """
 
+import math
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from functools import lru_cache, partial
@@ -104,8 +105,9 @@ class Sampling:
     top_p: float | None = None
 
     def __post_init__(self) -> None:
-        if self.temperature < 0:
-            raise ValueError(f"temperature = {self.temperature} is below 0; 0 is greedy")
+        if not 0 <= self.temperature < math.inf:
+            text = f"temperature = {self.temperature} is not a finite number of at least 0"
+            raise ValueError(f"{text}; 0 is greedy")
         if self.top_k is not None and self.top_k < 1:
             raise ValueError(f"top_k = {self.top_k} is below 1; leave it out to keep all tokens")
         if self.top_p is not None and not 0 < self.top_p <= 1:
@@ -123,7 +125,9 @@ def sample(logits: Tensor, sampling: Sampling, generator: torch.Generator | None
     """
     if sampling.temperature == 0:
         return logits.argmax(-1)
-    logits = logits.float() / sampling.temperature
+    logits = logits.float()
+    # the largest becomes 0, so that no temperature overflows
+    logits = (logits - logits.amax(-1, keepdim=True)) / sampling.temperature
     if sampling.top_k is not None and sampling.top_k < logits.shape[-1]:
         kth_largest = logits.topk(sampling.top_k).values[:, -1:]
         logits = logits.masked_fill(logits < kth_largest, -torch.inf)
@@ -170,9 +174,10 @@ def generate(
         The new tokens of each row, without the prompt.
 
     Raises:
-        ValueError: a prompt is empty, holds an unknown id, or exceeds the learned positions.
+        ValueError: a prompt is empty, holds an unknown id, or exceeds the learned positions, or a
+            number is outside its range.
     """
-    _check_request(model, prompts, new_tokens)
+    _check_request(model, prompts, new_tokens, seed)
     sampling, device = sampling or Sampling(), model.device
     generator = torch.Generator(device).manual_seed(seed)
     stop_tokens = torch.tensor(sorted(stop), device=device)
@@ -214,11 +219,14 @@ def check_vocabulary(config: ModelConfig, tokens: Sequence[int]) -> None:
             raise ValueError(f"{text}; use 0 to {config.vocab_size - 1}")
 
 
-def _check_request(model: GPT, prompts: Sequence[Sequence[int]], new_tokens: int) -> None:
+def _check_request(
+    model: GPT, prompts: Sequence[Sequence[int]], new_tokens: int, seed: int
+) -> None:
     if not prompts or not all(prompts):
         raise ValueError("a prompt is empty; give each row at least one token")
-    if new_tokens < 0:
-        raise ValueError(f"new_tokens = {new_tokens} is below 0; use 1 or more")
+    for name, number, limit in (("new_tokens", new_tokens, 2**31), ("seed", seed, 2**63)):
+        if not 0 <= number < limit:
+            raise ValueError(f"{name} = {number} is not from 0 to {limit - 1}; use one of these")
     config = model.config
     for prompt in prompts:
         check_vocabulary(config, prompt)

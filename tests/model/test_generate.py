@@ -1,5 +1,6 @@
 """Generation: cached equals uncached, sampling follows its distribution, rows end apart."""
 
+import math
 from functools import partial
 
 import pytest
@@ -223,12 +224,17 @@ def test_sampling_follows_the_distribution():
         (Sampling(0.0), torch.tensor([1.0, 0, 0, 0])),
     ):
         assert (frequencies(sampling) - expected).abs().max() < 0.012  # 3.4 standard errors
+    assert sample(logits[:9].flip(-1), Sampling(1e-45), generator).tolist() == 9 * [3]
 
 
 def test_impossible_arguments_are_refused(model):
-    for wrong in ({"temperature": -1}, {"top_k": 0}, {"top_p": 0.0}, {"top_p": 1.5}):
+    for wrong in ({"temperature": -1}, {"temperature": math.nan}, {"temperature": math.inf},
+                  {"top_k": 0}, {"top_p": 0.0}, {"top_p": 1.5}):  # fmt: skip
         with pytest.raises(ValueError, match=next(iter(wrong))):
             Sampling(**wrong)
     with pytest.raises(ValueError, match="prompt is empty"):
         generate(model, [[1], []], 3)
+    for wrong in ({"seed": -1}, {"seed": 2**63}, {"new_tokens": 2**31}):
+        with pytest.raises(ValueError, match=next(iter(wrong))):
+            generate(model, PROMPTS, **{"new_tokens": 3, **wrong})
     assert generate(model, PROMPTS, 0) == [[], [], []]

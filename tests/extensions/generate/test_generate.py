@@ -48,6 +48,17 @@ def test_a_preset_with_random_weights(monkeypatch, capsys):
     assert rows(capsys, *words) == expected
 
 
+def test_running_out_of_memory_is_one_line(trial, monkeypatch, capsys):
+    def run_out(*_args, **_keywords):
+        raise RuntimeError(
+            "DefaultCPUAllocator: can't allocate memory: you tried to allocate 9 bytes"
+        )
+
+    monkeypatch.setattr("kvlab.model.generate.generate", run_out)
+    assert main(["generate", trial, "--prompt", "a"]) == 1
+    assert capsys.readouterr().err.count("\n") == 1
+
+
 def test_the_cores_of_the_trial_are_the_threads_and_text_beyond_its_block_is_warned_of(
     tmp_path, monkeypatch, capsys
 ):
