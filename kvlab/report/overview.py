@@ -50,7 +50,7 @@ def _list_facts(study: Study) -> list[doc.Content]:
     recorded = [row.record for row in study.rows if row.record.get("provenance")]
     if not recorded:
         return []
-    trainings = [one.get("experiment", {}).get("training", {}) for one in recorded]
+    trainings = [one.get("training_record") or {} for one in recorded]
     counts = [one["model"]["parameters"] for one in recorded if "model" in one]
     tokens = [one["tokens"] for one in trainings if one.get("tokens")]
     provenance = [one["provenance"] for one in recorded]

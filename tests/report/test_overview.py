@@ -114,6 +114,17 @@ def test_a_level_that_is_not_measured_has_no_difference(tmp_path, status):
     assert line.spans == ("No measured cell stores less K/V than its reference.",)
 
 
+@pytest.mark.parametrize("final", [8192, 8200])
+def test_losses_of_equal_windows_are_not_said_to_be_of_other_tokens(tmp_path, final):
+    def change(found, *_):
+        found["experiment"]["model"] |= {"block_size": 100}
+        found["experiment"]["training"] |= {"evaluate_tokens": 8192}  # 82 windows
+        found["measurements"] |= {"loss_tokens": final}
+
+    section = report_loss_curves(load(Record(factors=HEADS, change=change), tmp_path))
+    assert ("8,200" in str(section)) == (final != 8200)
+
+
 @pytest.mark.parametrize("points", [1, 2])
 def test_a_loss_curve_has_two_points_or_more(tmp_path, points):
     study = load(Record(factors=HEADS, points=points), tmp_path)

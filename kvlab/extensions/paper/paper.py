@@ -225,9 +225,21 @@ def write_methods(study: Study) -> str:
     return "\n".join("\n".join(one) + "\n" for one in paragraphs if len(one) > 1)
 
 
+_SCORED = {
+    "loss_served": "served_tokens", "bits_per_byte": "loss_tokens",
+    "bits_per_byte_served": "served_tokens",
+}  # fmt: skip
+"""Metrics whose number of tokens is not their own name with ``_tokens``."""
+
+
 def _settings(study: Study) -> Iterator[tuple[str, Any]]:
-    """Yield ``section.key`` and value of each setting, with those of a map in it."""
+    """Yield ``section.key`` and value of each setting, with those of a map in it, and how many
+    tokens were trained on and scored."""
+    metric = study.primary_metric
+    scored = _SCORED.get(metric, f"{metric}_tokens")
     for row in study.done_rows:
+        yield "trained.tokens", (row.record.get("training_record") or {}).get("tokens")
+        yield "scored.tokens", row.measurements.get(scored)
         provenance = row.record.get("provenance") or {}
         for section, settings in {**row.record["experiment"], "provenance": provenance}.items():
             for key, value in settings.items() if isinstance(settings, Mapping) else ():

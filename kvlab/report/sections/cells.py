@@ -83,10 +83,11 @@ def report_loss_curves(study: Study) -> doc.Section | None:
         return None  # each training was evaluated at its end alone
     n_curved = sum(any(row.curve for row in by_seed.values()) for by_seed in study.cells.values())
     pairs = {
-        (during, int(final))
+        (-(-during // block) * block, int(final))  # in whole windows, as it is scored
         for row in study.done_rows
         if (during := row.record["experiment"].get("training", {}).get("evaluate_tokens"))
         and (final := row.measurements.get("loss_tokens"))
+        and (block := row.record["experiment"].get("model", {}).get("block_size", 1))
     }
     other = sorted(pairs) if any(during != final for during, final in pairs) else []
     note = texts.write("loss curves", n=len(lines), n_curved=n_curved, other=other)

@@ -121,6 +121,21 @@ def test_the_same_record_gives_the_same_bytes_with_figures_as_wide_as_a_column(p
         assert b"CreationDate" not in pdf
 
 
+@pytest.mark.parametrize(("metric", "scored"), [("loss_served", "7,936"), ("loss", "8,192")])
+def test_tokens_are_those_that_were_trained_on_and_scored(tmp_path, metric, scored):
+    """Not those asked for: steps, windows and documents are whole."""
+
+    def change(found, *_):
+        found["experiment"]["evaluation"] = {"loss_tokens": 8000}
+        found["training_record"]["tokens"] = 612_352
+        found["measurements"] |= {"loss_tokens": 8192, "served_tokens": 7936}
+
+    record = FullRecord(factors=FACTORS, change=change)
+    text = write_methods(load(record, tmp_path, decide={"metric": metric}))
+    numbers = re.findall(r"[\d,]+(?= tokens of| held-out tokens)", text)
+    assert numbers == ["612,352", scored]
+
+
 def test_names_cannot_be_commands(tmp_path):
     record = FullRecord(factors={"heads": HOSTILE}, question=r"Is \write18{x} 100% safe?")
     study = load(record, tmp_path)
