@@ -329,6 +329,7 @@ def _format_time(costs: Budget) -> str:
     scope = "training alone"
     if rate.measure_seconds is not None:
         scope = f"with {format_duration(rate.measure_seconds)} of measuring a trial"
+        scope += f", which leave out {' and '.join(rate.left_out)}" if rate.left_out else ""
     hours = f"{format_number(costs.hours)} {costs.device} hours"
     return f"Time: {duration}; {hours}, {scope}; {speed}."
 

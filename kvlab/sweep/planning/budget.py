@@ -64,6 +64,7 @@ class TrainingRate:
         source: Whether a person stated it, results gave it, or it follows from a short training
             of a smaller model on this machine, or on one core of it, as the others were in use.
         measure_seconds: Duration of the measurement stage; None if unknown.
+        left_out: Parts of the benchmark that these seconds do not contain.
         uncertainty: The factor, above 1, within which times are; None if unknown.
     """
 
@@ -72,6 +73,7 @@ class TrainingRate:
     results: int = 0
     measure_seconds: float | None = None
     uncertainty: float | None = None
+    left_out: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -217,7 +219,9 @@ def _machine_rate(
         with contextlib.suppress(StoreError):  # not writable: the next plan measures again
             write_json(path, measured)
     seconds = median(_scoring_flops(one) / speed for one in experiments) + _BENCHMARK_SECONDS
-    return TrainingRate(speed, "one core" if is_scaled else "machine", 0, seconds, UNCERTAINTY)
+    source: Literal["one core", "machine"] = "one core" if is_scaled else "machine"
+    parts = dict.fromkeys(part for one in experiments for part in one.benchmark.parts)
+    return TrainingRate(speed, source, 0, seconds, UNCERTAINTY, tuple(parts))
 
 
 def _scoring_flops(experiment: Experiment) -> float:

@@ -28,6 +28,7 @@ from kvlab.sweep.planning.budget import (
     measure_machine_memory,
 )
 from kvlab.trial import speed_test
+from tests.support.extensions import needs
 from tests.support.stub_trials import SWEEP, tiny_plan
 
 
@@ -97,6 +98,17 @@ def test_a_new_user_gets_a_time_from_the_machine(tmp_path, monkeypatch):
     assert scored.rate.measure_seconds > 0.5 + costs.rate.measure_seconds
     assert asked[1][0]["model"]["n_embd"] == 64, "a rate is that of the planned shape"
     assert asked[1][0]["training"]["precision"] == "bfloat16"
+
+
+@needs("limit")
+def test_parts_of_unknown_duration_are_named(tmp_path, monkeypatch):
+    rate = {"flops_per_second": 1e6, "is_scaled": False}
+    monkeypatch.setattr(budget, "_measure", lambda *_: rate)
+    monkeypatch.setattr(budget, "write_json", lambda *_: None)
+    parts = "{benchmark.parts: [limit], benchmark.memory: 1e9}"
+    planned = tiny_plan(tmp_path, None, SWEEP.replace("{}", parts))
+    costs = estimate_budget(planned, None, on_calibration=lambda: None)
+    assert costs.rate.left_out == ("limit",)
 
 
 def test_on_a_busy_machine_the_rate_is_that_of_one_thread(tmp_path, monkeypatch):
