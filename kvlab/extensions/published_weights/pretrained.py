@@ -192,7 +192,8 @@ def load_weights(model: "GPT", folder: Path, architecture: Architecture) -> None
             if not name.endswith(architecture.ignored_suffixes)
         ]
     if problems:
-        raise PretrainedError(f"{folder} does not fit its config.json:\n  " + "\n  ".join(problems))
+        text = "\n  ".join(problems)  # a sweep shows the first line
+        raise PretrainedError(f"{folder} does not fit its config.json: {text}")
 
 
 def save_pretrained(model: "GPT", folder: str | Path, *, end_of_text: int | None = None) -> str:

@@ -145,6 +145,7 @@ def test_every_mismatch_is_listed(tmp_path):
     with pytest.raises(PretrainedError) as caught:
         GPT.from_pretrained(tmp_path)
     text = str(caught.value)
+    assert not text.splitlines()[0].endswith(":"), "a sweep shows the first line alone"
     assert "model.layers.3.self_attn.q_proj.weight is missing" in text
     assert "mlp.down_proj.weight is (32, 48), not (32, 64)" in text
     (tmp_path / "config.json").write_text(json.dumps({**config, "model_type": "other"}))
