@@ -105,7 +105,7 @@ def list_field_errors(error: ValidationError, root: type[BaseModel], data: Any) 
         value = _find_value(path, data)[1]
         near = suggest_name(value, options, "")
         hint = f"; {near}" if near else ""
-        are_types = options == ["text", "a mapping"]
+        are_types = all(one == "text" or one.startswith("a ") for one in options)
         rule = " or ".join(options) if are_types else f"one of {', '.join(options)}"
         missing = explain_missing(".".join(key for key in path if isinstance(key, str)), value)
         text = missing or f"is not {rule}{hint}"

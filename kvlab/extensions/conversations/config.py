@@ -5,6 +5,7 @@ from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field
+from pydantic_core import PydanticCustomError
 
 from kvlab.spec.measure_options import MeasureEntry, MeasureOptions, TextNeed
 from kvlab.spec.spec_model import NonNegativeInt, PositiveInt, Problems, SpecModel, TupleOf
@@ -80,8 +81,13 @@ _PARAMETERS: Mapping[str, tuple[frozenset[str], frozenset[str]]] = {
 
 
 def _number_to_draw(value: Any) -> Any:
-    is_number = isinstance(value, int | float) and not isinstance(value, bool)
-    return {"distribution": "constant", "mean": value} if is_number else value
+    if isinstance(value, int | float) and not isinstance(value, bool):
+        return {"distribution": "constant", "mean": value}
+    if not isinstance(value, Mapping | Draw):
+        text = "is not a number or a distribution; write one such as 12 or"
+        text += " {distribution: uniform, min: 4, max: 8}"
+        raise PydanticCustomError("text_rule", "{text}", {"text": text})
+    return value
 
 
 DrawField = Annotated[Draw, BeforeValidator(_number_to_draw, json_schema_input_type=float | Draw)]
