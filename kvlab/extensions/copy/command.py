@@ -42,11 +42,14 @@ def run(options: argparse.Namespace) -> None:
     else:
         if name is None and not is_archive(place):
             archives = record_copies.list_archives(place)
+            if not archives:
+                text = f"--from {redact_url(place)} holds no sweep"
+                raise UsageError(f"{text}; name a place that `kvlab copy --to` has written")
         else:
             archives = [record_copies.archive_at(place, name or "")]
         summaries = [_restore(store, archive, name) for archive in archives]
     shown = redact_url(place)
-    source, target = (options.store, shown) if options.to else (shown, options.store)
+    target = shown if options.to else options.store
     lines = []
     for one in summaries:
         others = {
@@ -58,7 +61,9 @@ def run(options: argparse.Namespace) -> None:
         parts += [f"{number} {state}" for state, number in others.items() if number]
         lines.append(f"{one.sweep}: {', '.join(parts)}")
     facts = [asdict(summary) for summary in summaries]
-    print_result(options, facts, "\n".join(lines) or f"{source} holds no sweep; nothing to do")
+    print_result(
+        options, facts, "\n".join(lines) or f"{options.store} holds no sweep; nothing to do"
+    )
 
 
 def _restore(store: Store, place: str, name: str | None) -> CopySummary:
