@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from kvlab.errors import StoreError
+from kvlab.errors import RecordDamaged
 from kvlab.humanize import format_count
 from kvlab.store import Store
 from kvlab.store.metrics import METRICS, collect_metrics
@@ -74,7 +74,7 @@ def read_rows(store: Store, sweep: Mapping[str, Any]) -> list[TrialRow]:
                     found = store.result(trial, timings)
                     state = "missing" if found is None else str(found["status"])
                     results[trial] = state, found or {}
-                except StoreError:
+                except RecordDamaged:
                     results[trial] = "damaged", {}
             status, result = results[trial]
             curves = result.get("curves") if status == "done" else None

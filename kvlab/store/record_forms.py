@@ -14,9 +14,12 @@ from typing import Annotated, Any, Literal, NotRequired
 from pydantic import Field, FiniteFloat, InstanceOf
 from typing_extensions import TypedDict
 
-from kvlab.errors import RecordDamaged
+from kvlab.errors import RecordDamaged, StoreError
 from kvlab.fs.sealed_files import check_form, read_sealed_json
 from kvlab.own_extensions import load_parts, name_members
+
+SCHEMA = 1
+"""Version of the files of trials and sweeps; later ones are read by later versions of kvlab."""
 
 EndStatus = Literal["done", "failed", "diverged", "pruned"]
 """How a trial ended. ``pruned``: a search has paused its training, which any other sweep continues.
@@ -161,10 +164,15 @@ def read_record(path: Path) -> dict[str, Any]:
 
     Raises:
         RecordDamaged: It is not what was written, or of another kind, trial or sweep.
-        StoreError: It cannot be read.
+        StoreError: It cannot be read, or is of a later version of kvlab.
         FileNotFoundError: There is none.
     """
     content = read_sealed_json(path)
+    schema = content.get("schema")
+    is_later = path.name in _IDENTITY and type(schema) is int and schema > SCHEMA
+    if is_later:  # not damaged: it must stay where it is
+        text = f"{path} is of a later version of kvlab (schema {schema}; this one reads {SCHEMA})"
+        raise StoreError(f"{text}; use that version")
     check_form(path, content, _POINT if path.parent.name == "points" else _FORMS[path.name])
     owner = content.get(_IDENTITY.get(path.name, ""), path.parent.name)
     if owner != path.parent.name:

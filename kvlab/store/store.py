@@ -29,10 +29,10 @@ from kvlab.fs.lease import Fence
 from kvlab.fs.sealed_files import write_sealed_json
 from kvlab.humanize import suggest_name
 from kvlab.spec.spec_model import NAME_PATTERN
-from kvlab.store.record_forms import read_if_whole, read_record
+from kvlab.store.record_forms import SCHEMA, read_if_whole, read_record
 from kvlab.store.store_paths import SearchPoints, add_points, list_names
 from kvlab.store.timings import TimingSession, read_timings
-from kvlab.store.trial_records import SCHEMA, TrialRecords
+from kvlab.store.trial_records import TrialRecords
 
 _TRAINING_FILES = (
     "training.json", "final", "config.json", "checkpoints", "start.json", "rungs.json",
@@ -243,7 +243,7 @@ class Store(TrialRecords):
         """Iterate over the readable results of a sweep."""
         timings = self.timings(name)
         for trial_id in self.sweep_trials(name):
-            with contextlib.suppress(StoreError):  # damaged, see `status`
+            with contextlib.suppress(RecordDamaged):  # see `status`
                 result = self.result(trial_id, timings)
                 if result is not None:
                     yield result

@@ -18,11 +18,9 @@ from kvlab.fs.atomic_files import MAX_JSON_BYTES, parse_json, read_json, read_re
 from kvlab.fs.lease import Fence
 from kvlab.fs.sealed_files import FileSeal, write_sealed_json
 from kvlab.own_extensions import load_parts
-from kvlab.store.record_forms import EndStatus, ProgressForm, read_record
+from kvlab.store.record_forms import SCHEMA, EndStatus, ProgressForm, read_record
 from kvlab.store.store_paths import ID_PATTERN, StorePaths, list_names
 from kvlab.store.timings import TimingSession, replace_times
-
-SCHEMA = 1
 
 Status = EndStatus | Literal["damaged"]
 """``damaged``: the result is not what was written, and the trial is run again."""

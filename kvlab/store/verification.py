@@ -17,11 +17,11 @@ from kvlab.errors import RecordDamaged, StoreError
 from kvlab.fs.lease import Fence, lease_seconds
 from kvlab.fs.lock import Lock, seems_held
 from kvlab.fs.sealed_files import check_file, read_seal, seal_file, set_aside, write_sealed_json
-from kvlab.store.record_forms import read_record
+from kvlab.store.record_forms import SCHEMA, read_record
 from kvlab.store.store import Store
 from kvlab.store.store_paths import POINTS_FOLDER, format_level, list_folders, list_point_files
 from kvlab.store.timings import TIMINGS_FILE
-from kvlab.store.trial_records import RESULT_FILES, SCHEMA
+from kvlab.store.trial_records import RESULT_FILES
 
 _SEARCH_FILES = ("search.json", POINTS_FOLDER)
 """The history of a search, which is made again as a whole."""

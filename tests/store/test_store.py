@@ -6,10 +6,15 @@ import os
 
 import pytest
 
-from kvlab.errors import LeaseLost, RecordDamaged, UsageError
+from kvlab.analysis.trial_rows import read_rows
+from kvlab.errors import LeaseLost, RecordDamaged, StoreError, UsageError
+from kvlab.fs.sealed_files import seal_json
 from kvlab.own_extensions import load_parts
 from kvlab.store import Store
+from kvlab.store.record_forms import read_record
 from kvlab.store.trial_records import DETAIL_FILES
+from kvlab.store.verification import heal, verify_record
+from kvlab.sweep.driver.driver_registry import join_sweep
 
 ID = "0123456789abcdef"
 OTHER = "fedcba9876543210"
@@ -83,6 +88,31 @@ def test_a_sweeps_results_are_those_that_can_be_read(store):
     (store.trial_directory(ID) / "result.json").write_text('{"schema": 1')
     assert store.sweep_trials("s") == [ID, OTHER, "0" * 16]
     assert [found["trial"] for found in store.results("s")] == [OTHER]
+
+
+def test_what_a_later_version_has_written_is_refused_and_stays_in_its_place(store):
+    """It is not damaged: healed, it would be moved aside, and its trial run again."""
+    cells = [{"levels": {"heads": "mha"}, "trials": {"0": ID}}]
+    store.write_sweep({"name": "s", "factors": {"heads": ["mha"]}, "cells": cells})
+    store.write_result(result())
+    sweep = store.sweep("s")
+    paths = [store.sweep_directory("s") / "sweep.json", store.trial_directory(ID) / "result.json"]
+    for path in paths:
+        path.write_bytes(seal_json({**read_record(path), "schema": 2}))
+    later = [path.read_bytes() for path in paths]
+    uses = (
+        lambda: store.sweep("s"),
+        lambda: store.status(ID),
+        lambda: read_rows(store, sweep),
+        lambda: verify_record(store),
+        lambda: heal(store.trial_directory(ID)),
+        lambda: join_sweep(store, "s", {"name": "s"}, exclusive=False).__enter__(),
+    )
+    for use in uses:
+        with pytest.raises(StoreError, match="is of a later version of kvlab") as error:
+            use()
+        assert type(error.value) is StoreError
+    assert [path.read_bytes() for path in paths] == later
 
 
 def test_names_that_are_not_ours_are_passed_over(store):

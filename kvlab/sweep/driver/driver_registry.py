@@ -18,7 +18,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-from kvlab.errors import Stopped, StoreError, UsageError
+from kvlab.errors import RecordDamaged, Stopped, StoreError, UsageError
 from kvlab.fs.lease import lease_seconds
 from kvlab.fs.lock import Lock, seems_held
 from kvlab.store import Store
@@ -98,8 +98,10 @@ def _check_can_join(
     recorded: dict[str, Any] = {}
     try:
         recorded = store.sweep(name)
-    except (UsageError, StoreError) as error:  # its first driver, or one that writes it anew
-        if others and isinstance(error, StoreError):
+    except UsageError:  # its first driver
+        pass
+    except StoreError as error:  # a driver alone writes what is damaged anew
+        if others or not isinstance(error, RecordDamaged):
             raise
     if not others:
         return recorded
