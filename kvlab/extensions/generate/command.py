@@ -45,6 +45,8 @@ def run(options: argparse.Namespace) -> None:
         sampling = Sampling(options.temperature, options.top_k, options.top_p)
     except ValueError as error:
         raise UsageError(str(error)) from None
+    if options.uncached and options.set:
+        raise UsageError("--set changes how the cache is stored, and --uncached has none")
     opened = open_model(options.target, Store(options.store), random_weights=options.random_weights)
     device = shared.resolve_device(options.device)
     cpus = opened.experiment.resources.cpus if opened.experiment else None

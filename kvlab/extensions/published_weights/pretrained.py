@@ -179,6 +179,8 @@ def load_weights(model: "GPT", folder: Path, architecture: Architecture) -> None
             source = " + ".join(mapping.hf_names)
             if value.shape != parameter.shape:
                 problems.append(f"{source} is {tuple(value.shape)}, not {tuple(parameter.shape)}")
+            elif not value.is_floating_point():  # their scales would be ignored
+                problems.append(f"{source} is {value.dtype}, and only floating point is read")
             elif not torch.isfinite(value).all():
                 problems.append(f"{source} has numbers that are not finite")
             else:

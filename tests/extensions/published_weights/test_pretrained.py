@@ -5,6 +5,7 @@ import math
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 
 from kvlab.errors import PretrainedError
 from kvlab.extensions.published_weights.architectures import Llama
@@ -150,6 +151,16 @@ def test_every_mismatch_is_listed(tmp_path):
     assert "mlp.down_proj.weight is (32, 48), not (32, 64)" in text
     (tmp_path / "config.json").write_text(json.dumps({**config, "model_type": "other"}))
     with pytest.raises(PretrainedError, match="model_type = other is not one of gpt2, llama"):
+        GPT.from_pretrained(tmp_path)
+
+
+def test_whole_numbers_are_no_weights(tmp_path):
+    """As quantized files have them, whose scales are tensors of other names."""
+    llama().save_pretrained(tmp_path)
+    path, name = tmp_path / "model.safetensors", "model.layers.1.mlp.down_proj.weight"
+    tensors = load_file(path)
+    save_file({**tensors, name: (100 * tensors[name]).to(torch.int8)}, path)
+    with pytest.raises(PretrainedError, match=rf"{name} is torch.int8, and only floating point"):
         GPT.from_pretrained(tmp_path)
 
 
