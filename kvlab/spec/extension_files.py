@@ -122,8 +122,8 @@ def load_extension(file: ExtensionFile, path: str | Path | None = None) -> Exten
     if file in _loaded:
         return _loaded[file]
 
-    def fail(line: int, text: str) -> NoReturn:
-        raise SpecError([Problem(str(path or file.name), line, 1, text)])
+    def fail(line: int, text: str, column: int = 1) -> NoReturn:
+        raise SpecError([Problem(str(path or file.name), line, column, text)])
 
     shown = f"<{file.name}>"  # a traceback shows its lines where the file is not, too
     linecache.cache[shown] = (len(file.text), None, file.text.splitlines(keepends=True), shown)
@@ -134,7 +134,7 @@ def load_extension(file: ExtensionFile, path: str | Path | None = None) -> Exten
         with redirect_stdout(sys.stderr):  # standard output may be JSON
             exec(compile(file.text, shown, "exec"), module.__dict__)
     except SyntaxError as error:
-        fail(error.lineno or 1, f"is no Python: {error.msg}")
+        fail(error.lineno or 1, f"is no Python: {error.msg}", error.offset or 1)
     except (Exception, SystemExit) as error:
         frames = traceback.extract_tb(error.__traceback__)
         line = next((one.lineno for one in reversed(frames) if one.filename == shown), None)

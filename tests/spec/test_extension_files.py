@@ -146,7 +146,7 @@ END = "\nextension = Extension(kv_forms=(Form(),))\n"
 HAS = "e.yaml:2:13: extensions = {...} has mine.py:"
 MISTAKES = {
     "import sys\nsys.exit(3)\n": "mine.py:2:1: fails: SystemExit: 3",
-    "x = (": "mine.py:1:1: is no Python",
+    "x = (": "mine.py:1:5: is no Python",
     "\nimport nothing_such": "mine.py:2:1: fails: ModuleNotFoundError",
     "x = 1\ny = 2\n": "mine.py:2:1: has no `extension`",
     f"{HEAD}{BODY}{END}": "mine.py:6:1: fails: TypeError",

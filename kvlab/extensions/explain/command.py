@@ -148,7 +148,11 @@ def _find_cell(study: Study, text: str) -> Levels | None:
 
 
 def _describe_unknown(store: Store, studies: Sequence[Study], text: str) -> str:
-    """Say that nothing has a name, and what to write instead."""
+    """Say that nothing has a name, or no effect, and what to write instead."""
+    for factor, own in (pair for study in studies for pair in study.factors.items()):
+        if text == f"{factor}={own[0]}":
+            others = ", ".join(f"{factor}={level}" for level in own[1:])
+            return f"{text} is the baseline's level, which others are compared with; use {others}"
     names = [s.label(levels) for s in studies for levels in s.cells]
     for study in (one for one in studies if one.search is None):
         names += [f"{factor}={level}" for factor, own in study.factors.items() for level in own[1:]]
