@@ -21,9 +21,6 @@ from kvlab.store.metrics import METRICS
 MAX_NAMED_LEVELS = 4
 """Levels that each list names individually."""
 
-MAX_NUMBERS = 3
-"""Differences that each list prints; the figure has all of them."""
-
 MAX_SEEDS = 100
 """Seeds above which the answer does not say how many would decide a level."""
 
@@ -89,7 +86,7 @@ def _name_levels(study: Study, effects: list[Effect]) -> tuple[doc.Span, ...]:
     named = []
     for number, effect in enumerate(effects[:most]):
         difference = ""
-        if effect.estimate and number < MAX_NUMBERS:
+        if effect.estimate:
             show = fmt.format_difference if number else fmt.difference_with_unit
             difference = show(effect.metric, effect.value)
         named.append((effect.name, difference))
