@@ -34,10 +34,6 @@ class SharingPattern:
     usage: str
     groups: Callable[[str, str], LayerGroups]
 
-    @property
-    def takes_number(self) -> bool:
-        return ":" in self.usage
-
 
 def no_groups(argument: str, _kinds: str) -> LayerGroups:
     """`none`: every layer owns its K/V."""

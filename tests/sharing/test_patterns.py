@@ -14,7 +14,7 @@ KINDS = st.text("GL", min_size=1, max_size=30)
 
 def written(name: str, number: int = 2) -> str:
     """Return a pattern as a spec writes it."""
-    return f"{name}:{number}" if PATTERNS[name].takes_number else name
+    return f"{name}:{number}" if ":" in PATTERNS[name].usage else name
 
 
 @pytest.mark.parametrize("name", PATTERNS)
@@ -40,7 +40,7 @@ class TestPatterns:
 
     def test_a_number_is_needed_or_refused_and_its_usage_says_so(self, name):
         assert PATTERNS[name].usage.partition(":")[0] == name
-        wrong = name if PATTERNS[name].takes_number else f"{name}:2"
+        wrong = name if ":" in PATTERNS[name].usage else f"{name}:2"
         for sharing in (wrong, f"{name}:x"):
             with pytest.raises(SharingError, match="number"):
                 owner_map(sharing, "G" * 12)
