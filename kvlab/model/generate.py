@@ -226,7 +226,7 @@ def _check_request(
         raise ValueError("a prompt is empty; give each row at least one token")
     for name, number, limit in (("new_tokens", new_tokens, 2**31), ("seed", seed, 2**63)):
         if not 0 <= number < limit:
-            raise ValueError(f"{name} = {number} is not from 0 to {limit - 1}; use one of these")
+            raise ValueError(f"{name} = {number} is out of range; use 0 to {limit - 1}")
     config = model.config
     for prompt in prompts:
         check_vocabulary(config, prompt)

@@ -59,7 +59,10 @@ class Tracker:
         self._store_id = connection.read_store_id(self._store.path)
 
     def mirror(
-        self, sweep_name: str, report: Path | None = None, show: Callable[[str], object] = str
+        self,
+        sweep_name: str,
+        report: Path | None = None,
+        show: Callable[[str], object] = lambda _line: None,
     ) -> MirrorSummary:
         """Bring a sweep's experiment up to date with the record.
 
@@ -84,7 +87,8 @@ class Tracker:
             own = self._describe_parent(sweep, study)
             folder = self._store.sweep_directory(sweep_name)
             parent, is_new = mirrored.write(own, folder, runs.pop(described.PARENT, []))
-            is_written, total = list[bool](), sum(len(c["trials"]) for c in list_cells(sweep))
+            is_written: list[bool] = []
+            total = sum(len(cell["trials"]) for cell in list_cells(sweep))
             for run in self._describe_runs(sweep):
                 show(f"{sweep_name}: run {len(is_written) + 1} of {total}")
                 directory = self._store.trial_directory(run.tags["kvlab.trial"])
@@ -101,8 +105,9 @@ class Tracker:
             shown = self._client.get_experiment(mirrored.experiment).tags
             for name, value in tags.items() - shown.items():
                 self._client.set_experiment_tag(mirrored.experiment, name, value)
-        counts = sum(is_written), len(is_written) - sum(is_written), len(stale)
-        return MirrorSummary(sweep_name, mirrored.experiment, *counts)
+        written = sum(is_written)
+        unchanged = len(is_written) - written
+        return MirrorSummary(sweep_name, mirrored.experiment, written, unchanged, len(stale))
 
     def mirror_trial(self, sweep_name: str, trial_id: str) -> None:
         """Mirror one trial that has just ended, without looking at the others.

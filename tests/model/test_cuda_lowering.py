@@ -78,11 +78,12 @@ def test_a_step_is_one_graph_each_way_of_kernels_that_fit_a_processor(graphs, ca
 
 
 def test_rotary_positions_cost_one_kernel_a_layer(graphs):
-    """Forward: as many as an embedding of positions, in two layers. Backward none: the kernel that
-    joins the gradients of Q, K and V rotates them."""
+    """Forward: as many as an embedding of positions, in two layers. Backward none, and nothing is
+    moved for them: the kernel that joins the gradients of Q, K and V rotates them."""
     for rotary, learned in zip(graphs["rope"], graphs["learned"], strict=True):
         assert rotary["operators"] == learned["operators"]
         assert count_kernels(rotary) <= count_kernels(learned)
+    assert graphs["rope"][1]["moved_bytes"] < graphs["learned"][1]["moved_bytes"]
 
 
 def test_shared_heads_in_float32_do_not_take_the_math_kernel(graphs):

@@ -130,6 +130,7 @@ def lowering_for_cuda():
         replace(fuse_attention, "_sfdp_init", lambda *_: None)
         unneeded = {"joint_graph_constant_folding": False, "shape_padding": False}
         stack.enter_context(config.patch(unneeded))
+        stack.enter_context(config.patch(profile_bandwidth=True))  # says what a kernel moves
         stack.enter_context(config.patch(fx_graph_cache=False, compile_threads=1))
         lower_backward = {"force_non_lazy_backward_lowering": True}
         stack.enter_context(torch._functorch.config.patch(lower_backward))
@@ -173,15 +174,20 @@ def describe(graph, code):
 
     ``kernels`` and ``operators`` count launches by name. ``allocated`` are the elements of the
     largest buffer. ``kept_bytes`` are those of a forward pass for its backward pass, ``shared`` the
-    shared memory of each kernel that Triton compiled to machine code.
+    shared memory of each kernel that Triton compiled to machine code. ``moved_bytes`` are what the
+    kernels read and write, by Inductor's count: products and attention are operators, not kernels.
     """
     outputs = [] if graph.is_backward else graph.graph_outputs[1:]
     kept = [o for o in outputs if o.get_name() not in graph.graph_inputs]
     sizes = re.findall(r"empty_strided_cuda\(\(([\d, ]*)\),", code)
+    kernels = Counter(re.findall(r"^ +(\w+)\.run\(", code, re.M))
+    gigabytes = {n: re.search(r"'kernel_num_gb': ([\d.e-]+)", own) for n, own in find_kernels(code)}
+    moved = {name: round(1e9 * float(one[1])) for name, one in gigabytes.items() if one}
     operators = re.findall(r"(extern_kernels\.\w+|torch\.ops\.[\w.]+)\(", code)
     return {
         "is_backward": bool(graph.is_backward),
-        "kernels": Counter(re.findall(r"^ +(\w+)\.run\(", code, re.M)),
+        "kernels": kernels,
+        "moved_bytes": sum(count * moved[name] for name, count in kernels.items() if name in moved),
         "operators": Counter(operators),
         "allocated": max(math.prod(map(int, re.findall(r"\d+", size))) for size in sizes),
         "kept_bytes": sum(math.prod(map(int, o.get_size())) * o.get_dtype().itemsize for o in kept),

@@ -1,11 +1,11 @@
 """The time of a compiled decode step by how Inductor tunes its kernels, on a GPU.
 
-    python -m tests.studies decode_tuning [--ways default pdl] [--layers 12] [--repeats 2]
+    python -m tests.studies decode_tuning [--tunings default pdl] [--layers 12] [--repeats 2]
 
-Each way compiles a step of GPT-2 XL's width at batch 1 in a process of its own, with caches of
-their own, and times it: what a tuning finds is partly chance, and repeats show how much. The ways
-take turns. One line each time: milliseconds of a step, bytes of weights a second, the largest
-difference of the logits from an eager step's, seconds of compiling.
+Each tuning compiles a step of GPT-2 XL's width at batch 1 in a process of its own, with caches of
+their own, and times it: what it finds is partly chance, and repeats show how much. Tunings take
+turns. One line each time: milliseconds of a step, bytes of weights a second, the difference of the
+logits from an eager step's over their norm, seconds of compiling.
 """
 
 import argparse
@@ -23,9 +23,10 @@ from kvlab.benchmark.decode_timing import DecodeRun
 from kvlab.model import GPT
 from kvlab.model.generate import make_decoder, prefill
 from kvlab.spec import ModelConfig, ServingConfig
+from kvlab.spec.flops import matrix_weights
 
 DIRECTIONS = {"TORCHINDUCTOR_COORDINATE_DESCENT_CHECK_ALL_DIRECTIONS": "1"}
-WAYS: dict[str, dict[str, str]] = {
+TUNINGS: dict[str, dict[str, str]] = {
     "default": {},
     "starts": {"TORCHINDUCTOR_MAX_AUTOTUNE_POINTWISE": "1"},  # of several configurations
     "directions": DIRECTIONS,
@@ -49,7 +50,7 @@ def time_step(layers: int, device: str) -> dict[str, float]:
     run = DecodeRun(model, model.new_cache(1, PROMPT + NEW, compiled), NEW)
     seconds = min(median(run.time()["steps"]) for _ in range(4))
     logits = [_step_once(model, serving) for serving in (ServingConfig(), compiled)]
-    weights = sum(weight.nbytes for name, weight in model.named_parameters() if "embed" not in name)
+    weights = matrix_weights(model.config) * dtype.itemsize
     return {
         "milliseconds": 1e3 * seconds,
         "gigabytes_per_second": weights / seconds / 1e9,
@@ -69,9 +70,9 @@ def _step_once(model: GPT, serving: ServingConfig) -> Tensor:
 
 
 def main() -> None:
-    """Print a line for each way and repeat."""
+    """Print a line for each tuning and repeat."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--ways", nargs="+", choices=list(WAYS), default=list(WAYS))
+    parser.add_argument("--tunings", nargs="+", choices=list(TUNINGS), default=list(TUNINGS))
     parser.add_argument("--layers", type=int, default=12)
     parser.add_argument("--repeats", type=int, default=2)
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
@@ -82,11 +83,11 @@ def main() -> None:
         return
     of = ["--layers", str(options.layers), "--device", options.device, "--one"]
     command = [sys.executable, "-m", "tests.studies", "decode_tuning", *of]
-    for name in options.ways * options.repeats:
+    for name in options.tunings * options.repeats:
         with tempfile.TemporaryDirectory() as folder:
             caches = {"TORCHINDUCTOR_CACHE_DIR": folder, "TRITON_CACHE_DIR": f"{folder}/triton"}
             done = subprocess.run(
-                command, env={**os.environ, **caches, **WAYS[name]},
+                command, env={**os.environ, **caches, **TUNINGS[name]},
                 stdout=subprocess.PIPE, text=True, check=False,
             )  # fmt: skip
         lines = done.stdout.splitlines()

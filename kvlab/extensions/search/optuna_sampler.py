@@ -105,8 +105,10 @@ def estimate_importances(
             continue
         study = optuna.create_study(direction=directions[number])
         for observation, value in zip(measured, values, strict=True):
-            given: dict[str, Any] = {"params": observation.params, "value": value}
-            study.add_trial(optuna.trial.create_trial(distributions=distributions, **given))
+            trial = optuna.trial.create_trial(
+                params=observation.params, distributions=distributions, value=value
+            )
+            study.add_trial(trial)
         evaluator = optuna.importance.FanovaImportanceEvaluator(seed=config.seed)
         shares = optuna.importance.get_param_importances(study, evaluator=evaluator)
         importances[objective] = {name: float(share) for name, share in shares.items()}
