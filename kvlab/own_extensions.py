@@ -211,7 +211,9 @@ def extend(section: str) -> Callable[[type[ModelT]], type[ModelT]]:
         bases, joined = (*map(resolve_name, names), core), {}
         for name in ("omitted_defaults", "excluded_from_identity"):
             joined[name] = frozenset().union(*(getattr(base, name) for base in bases))
-        about = {key: getattr(core, key) for key in ("__module__", "__qualname__", "__doc__")}
+        # the last one is where Python 3.13 and later look for a class's source
+        keys = ("__module__", "__qualname__", "__doc__", "__firstlineno__")
+        about = {key: getattr(core, key) for key in keys if hasattr(core, key)}
         made = new_class(core.__name__, bases, exec_body=lambda body: body.update(about | joined))
         return cast("type[ModelT]", made)
 

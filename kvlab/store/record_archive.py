@@ -4,11 +4,10 @@ A ``.tar.xz`` with the names of a store: ``sweeps/<name>/``, ``trials/<id>/``, `
 ``trunks/<id>/``. It holds all that a report is made from, and weights if they were asked for.
 """
 
-import io
 import lzma
 import os
 import re
-import shutil
+import sys
 import tarfile
 from pathlib import Path
 from typing import BinaryIO
@@ -21,6 +20,7 @@ from kvlab.store.store_paths import POINTS_FOLDER
 ARCHIVE_SUFFIX = ".tar.xz"
 
 _MAX_EXPANSION = 1000  # records shrink 10 to 30 times
+_CHUNK = 1 << 20
 _MAX_DECODER_BYTES = 1 << 27  # memory of a decompressor; ours needs 9 MiB, `xz -9` 65 MiB
 _ID = "[0-9a-f]{16}"
 _FILE = "[a-z]+([.][a-z]+)*"
@@ -38,22 +38,7 @@ def is_archive(path: str | Path) -> bool:
     return str(path).endswith(ARCHIVE_SUFFIX)
 
 
-class _PlainFile(tarfile.TarInfo):
-    """An entry that is a regular file.
-
-    Anything else is refused by its header, before its contents are read: a header of PAX or of a
-    long name may be as large as it likes, and tarfile reads it whole.
-    """
-
-    @classmethod
-    def frombuf(cls, buf: bytes | bytearray, encoding: str, errors: str) -> "_PlainFile":
-        entry = super().frombuf(buf, encoding, errors)
-        if entry.type != tarfile.REGTYPE:
-            raise ValueError(f"it holds {entry.name!r}, which is no plain file")
-        return entry
-
-
-class _Decompressor(io.RawIOBase):
+class _Decompressor:
     """Read what an ``.xz`` file unpacks to, which is limited, as the memory for it is.
 
     Args:
@@ -64,17 +49,58 @@ class _Decompressor(io.RawIOBase):
         self._file, self._left = file, most
         self._xz = lzma.LZMADecompressor(lzma.FORMAT_XZ, memlimit=_MAX_DECODER_BYTES)
 
-    def read(self, size: int = -1, /) -> bytes:
-        data = b""
-        while not data and not self._xz.eof:
-            packed = self._file.read(size) if self._xz.needs_input else b""
-            if self._xz.needs_input and not packed:
+    def read(self, size: int) -> bytes:
+        """Return ``size`` bytes.
+
+        Raises:
+            EOFError: The file is cut off.
+            ValueError: It unpacks to too much.
+        """
+        found = bytearray()
+        while len(found) < size:
+            if self._xz.eof:
                 raise EOFError("it is cut off")
-            data = self._xz.decompress(packed, size)
+            found += self._decompress(size - len(found))
+        return bytes(found)
+
+    def finish(self) -> None:
+        """Read what is left, which ends with a checksum of all; raises what `read` does."""
+        while not self._xz.eof:
+            self._decompress(_CHUNK)
+
+    def _decompress(self, most: int) -> bytes:
+        packed = self._file.read(_CHUNK) if self._xz.needs_input else b""
+        if self._xz.needs_input and not packed:
+            raise EOFError("it is cut off")
+        data = self._xz.decompress(packed, most)
         self._left -= len(data)
         if self._left < 0:
             raise ValueError(f"it unpacks to more than {_MAX_EXPANSION:,} times its size")
         return data
+
+
+def _extract_entry(header: bytes, stream: _Decompressor, folder: Path) -> None:
+    """Write the file that ``header`` describes and whose contents ``stream`` has next.
+
+    tarfile would read any number of PAX headers and long names, each of any size, before it returns
+    the entry that they belong to. So they are refused here, by the header.
+    """
+    entry = tarfile.TarInfo.frombuf(header, "utf-8", "surrogateescape")
+    if entry.type != tarfile.REGTYPE:
+        raise ValueError(f"it holds {entry.name!r}, which is no plain file")
+    if not _NAME.match(entry.name):
+        raise ValueError(f"it holds {entry.name!r}")
+    limit = sys.maxsize if entry.name.endswith(".safetensors") else MAX_JSON_BYTES
+    if not 0 <= entry.size <= limit:
+        raise ValueError(f"it holds {entry.name!r} of {entry.size:,} bytes")
+    target = folder / entry.name
+    if target.exists():
+        raise ValueError(f"it holds {entry.name} twice")
+    target.parent.mkdir(parents=True, exist_ok=True)
+    with target.open("wb") as file:
+        for start in range(0, entry.size, _CHUNK):
+            file.write(stream.read(min(_CHUNK, entry.size - start)))
+    stream.read(-entry.size % tarfile.BLOCKSIZE)
 
 
 def extract_archive(path: Path, folder: Path) -> Store:
@@ -86,19 +112,9 @@ def extract_archive(path: Path, folder: Path) -> Store:
     try:
         with open_regular(path) as packed:
             stream = _Decompressor(packed, _MAX_EXPANSION * os.fstat(packed.fileno()).st_size)
-            with tarfile.open(fileobj=stream, mode="r|", tarinfo=_PlainFile) as archive:
-                for entry in archive:
-                    if not _NAME.match(entry.name):
-                        raise ValueError(f"it holds {entry.name!r}")
-                    if entry.size > MAX_JSON_BYTES and not entry.name.endswith(".safetensors"):
-                        raise ValueError(f"{entry.name} is too large")
-                    target, source = folder / entry.name, archive.extractfile(entry)
-                    assert source is not None, "a regular file has contents"
-                    if target.exists():
-                        raise ValueError(f"it holds {entry.name} twice")
-                    target.parent.mkdir(parents=True, exist_ok=True)
-                    with target.open("wb") as file:
-                        shutil.copyfileobj(source, file)
+            while any(header := stream.read(tarfile.BLOCKSIZE)):  # a block of zeros ends it
+                _extract_entry(header, stream, folder)
+            stream.finish()
         store = Store(folder)
         if len(store.sweep_names()) != 1:
             raise ValueError(f"it describes {len(store.sweep_names())} sweeps")

@@ -80,6 +80,15 @@ def test_a_large_header_is_refused_unread(tmp_path):
     assert peak < 10 << 20, "8 MiB are the decompressor's"
 
 
+def test_a_negative_size_is_refused(tmp_path):
+    entry = tarfile.TarInfo("sweeps/s/sweep.json")
+    entry.size = -tarfile.BLOCKSIZE  # it would lead a reader back to this header
+    path = tmp_path / "a.tar.xz"
+    path.write_bytes(lzma.compress(entry.tobuf(tarfile.GNU_FORMAT)))
+    with pytest.raises(StoreError, match="of -512 bytes"):
+        extract_archive(path, tmp_path / "record")
+
+
 def test_the_memory_of_a_decompressor_is_limited(tmp_path):
     path = write_record(tmp_path / "a.tar.xz", "sweeps/s/sweep.json")
     of = {"dict_size": 1 << 28, "mode": lzma.MODE_FAST, "mf": lzma.MF_HC3, "nice_len": 8}
