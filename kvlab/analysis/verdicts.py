@@ -117,6 +117,9 @@ def judge_family(
     return judged
 
 
+_WITHOUT_BOUND = {"bounded": "unbounded", "equivalent": "unbounded", "worse within": "worse"}
+
+
 def judge_interval(
     low: float,
     high: float,
@@ -133,11 +136,9 @@ def judge_interval(
         margin: A cost that does not matter; None without one.
         went_wrong: Trainings in it that went wrong, beside which no cost is bounded.
     """
-    if went_wrong and margin is not None:
-        name = judge_interval(low, high, better, None)
-        bounded = judge_interval(low, high, better, margin)
-        is_bounded = name == "within noise" and VERDICTS[bounded].concludes
-        return "unbounded" if is_bounded else "undecided" if name == "within noise" else name
+    if went_wrong:
+        name = judge_interval(low, high, better, margin)
+        return _WITHOUT_BOUND.get(name, name)
     if better == "neither":
         if low >= 0 or high <= 0:
             return "higher" if low >= 0 else "lower"

@@ -180,7 +180,7 @@ def find_tile_window(window: int | None, sink_tokens: int, *, has_documents: boo
 
 
 def query_tiles(
-    length: int, window: int | None, sink_tokens: int = 0
+    length: int, window: int | None, sink_tokens: int
 ) -> Iterator[tuple[int, int, int]]:
     """Yield for each tile its first query, the end of its queries and the first key it reads.
 
@@ -199,10 +199,10 @@ def saved_probability_bytes(
     head_dim: int,
     length: int,
     window: int | None,
-    sink_tokens: int = 0,
+    sink_tokens: int,
     *,
     is_bfloat16: bool,
-    has_sink: bool = False,
+    has_sink: bool,
 ) -> int:
     """Return the bytes that one layer saves for ``rows`` sequences of ``length`` tokens.
 

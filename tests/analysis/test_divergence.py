@@ -25,17 +25,17 @@ def test_nothing_that_diverged_is_better_or_cheap(statuses, draw):
     cells = make_cells(losses, status=lambda c, seed: statuses[4 * levels.index(c) + seed])
     for effect in estimate_main_effects(cells, FACTORS, "loss", margin=0.5):
         index = list(FACTORS).index(effect.change[0][0])
-        worse_off = 0
+        pairs = []
         for levels, by_seed in cells.items():
             if levels[index] == effect.change[0][1]:
                 partner = list(levels)
                 partner[index] = list(FACTORS.values())[index][0]
-                worse_off += sum(
-                    row.status == "diverged" and cells[tuple(partner)][s].status != "diverged"
-                    for s, row in by_seed.items()
-                )
-        if worse_off:
+                pairs += [
+                    (row.status, cells[tuple(partner)][s].status) for s, row in by_seed.items()
+                ]
+        if any(of_level == "diverged" != of_partner for of_level, of_partner in pairs):
             assert effect.verdict_name in ("diverged", "worse", "baseline diverged")
+        assert (effect.estimate is not None) == (("done", "done") in pairs)
 
 
 # Trainings that went wrong
@@ -92,7 +92,7 @@ def test_of_shares_fewer_are_wrong_beyond_the_margin():
 BYTES = {"mha": 4, "mqa": 1}
 
 
-def study_with(wrong=None):
+def study_with(wrong=None, rope="model.position"):
     """Nothing costs anything; ``wrong`` is ``(cell, seed, nats)``."""
     random = np.random.default_rng(3)
     losses = {cell: 4 + random.normal(0, 0.002, 6) for cell in product(*FACTORS.values())}
@@ -103,7 +103,7 @@ def study_with(wrong=None):
     })  # fmt: skip
     patches = {
         "heads": {"mha": {}, "mqa": {"model.n_kv_head": 1}},
-        "position": {"learned": {}, "rope": {"model.position": "rope"}},
+        "position": {"learned": {}, "rope": {rope: "rope"}},
     }
     decide = {"margin": 0.2, "metric": "loss"}
     return make_study(cells, FACTORS, patches=patches, decide=decide)
@@ -120,6 +120,9 @@ def test_no_equivalence_is_claimed_of_a_level_with_a_training_that_went_wrong():
         assert effect.high < 0.2, "its interval alone would say so"
         assert effect.verdict == "not bounded: a training went wrong"
         assert effect.went_wrong == 1
+    served = study_with((("mqa", "learned"), 2, 0.05), rope="serving.kv_rotate").effects("loss")
+    counts = {effect.name: effect.went_wrong for effect in served}
+    assert (counts["heads=mqa"], counts["position=rope at heads=mqa"]) == (1, 0)
     interactions = {e.verdict_name for e in study.interactions("loss")}
     assert interactions <= {"unbounded", "undecided"}
     assert {e.verdict_name for e in whole.interactions("loss")} == {"equivalent"}

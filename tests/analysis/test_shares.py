@@ -90,14 +90,19 @@ def test_a_noisy_level_does_not_widen_the_interval_of_another():
 
 
 def test_a_ranking_has_the_least_error_of_an_estimate():
-    values = {("a",): {0: 1.0, 1: 1.0}, ("b",): {0: 1.0, 1: 1.0}}
+    """``c`` and ``d`` are served with the weights of ``a``, and ``d`` answers alike."""
+    shares = {"a": 1.0, "b": 1.0, "c": 0.9, "d": 1.0}
+    values = {(name,): {0: share, 1: share} for name, share in shares.items()}
     variance = share_variance(1.0, 100)
-    ids = {levels: [str(levels)] for levels in values}
+    ids = {levels: ["b" if levels == ("b",) else "a"] for levels in values}
     ranking = Ranking(
         values, ("a",), ids, higher_is_better=True, item_variances=dict.fromkeys(values, variance)
     )
-    found, least = ranking.difference(("b",), ("a",)), (2 * variance / 2) ** 0.5
-    assert (found.kind, found.standard_error) == ("tested", pytest.approx(least))
+    least = (2 * variance / 2) ** 0.5
+    for name, kind in {"b": "tested", "c": "tested", "d": "identical"}.items():
+        found = ranking.difference((name,), ("a",))
+        assert found.kind == kind
+        assert found.standard_error == pytest.approx(least if kind == "tested" else 0.0)
     assert estimate([0.0, 0.0], least_error=least).standard_error == least
 
 

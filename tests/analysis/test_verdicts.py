@@ -42,6 +42,9 @@ def test_a_verdict_says_what_its_interval_says(family, margin, better):
         if margin is not None and better != "neither":
             assert (verdict in SMALL) == (cost < margin and verdict != "better")
         assert (margin is None) <= (verdict not in (*SMALL, "undecided"))
+        wrong = judge_interval(test.low, test.high, better, margin, went_wrong=1)
+        small = "worse" if verdict in CLAIMS else "unbounded"
+        assert wrong == (small if verdict in SMALL else verdict)
 
 
 def test_the_margin_keeps_its_error():

@@ -75,6 +75,15 @@ def test_each_pair_is_scored_as_if_alone(serving):
     assert not all(greedy for _, greedy in targets)
 
 
+def test_one_shot_a_context_is_computed_once(monkeypatch):
+    sizes, make = [], scoring.TreePass
+    monkeypatch.setattr(scoring, "TreePass", lambda *a: sizes.append(a[2].shape) or make(*a))
+    score_pairs(
+        MODEL, some_pairs()[:3]
+    )  # endings of 1, 4 and 2 tokens, of which none feeds its last
+    assert sizes == [(1, 7 + 0 + 3 + 1)]
+
+
 def test_a_model_that_was_trained_coarsely_is_scored_one_shot_as_it_is_served():
     check_trained_storage(KVStorage("int4", 8))
 

@@ -10,6 +10,7 @@ of the CPU kernels.
 """
 
 import random
+import re
 import time
 from dataclasses import dataclass
 
@@ -232,6 +233,7 @@ def run_case(
     cache = model.new_cache(rows, LONGEST, case.serving)
     dtype = str(case.dtype).removeprefix("torch.")
     assert cache.nbytes == layout.stored_bytes(rows, LONGEST, dtype)
+    assert _evaluate(layout.formula(rows, LONGEST, dtype)) == (cache.nbytes, cache.nbytes)
     assert sum(p.numel() for p in model.parameters()) == parameter_count(case.config)
     for tensor in cache.tensors:
         poison(tensor, case.is_ragged)
@@ -259,6 +261,13 @@ def run_case(
                 error = errors.abs().max()
                 largest = max(largest, float("inf") if error.isnan() else float(error))
     return largest
+
+
+def _evaluate(formula: str) -> tuple[int, int]:
+    """Return what the arithmetic of `KVLayout.formula` gives, and the total that it states."""
+    arithmetic, total = re.sub(r"\(K, V\)|of \d+ tokens|,", "", formula).split(" = ")
+    symbols = re.findall(r"\b(?:\d+|x)\b|[()+/]", arithmetic)
+    return eval("".join(symbols).replace("x", "*")), int(total.removesuffix(" bytes"))
 
 
 def make_model(case: Case) -> GPT:

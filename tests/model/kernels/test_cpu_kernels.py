@@ -2,16 +2,18 @@
 
 from runpy import run_path
 
+import pytest
 import torch
 import torch.nn.functional as F
 
+from kvlab.layout.training_memory import saved_probability_bytes
 from kvlab.model.causal_mask import CausalMask
 from kvlab.model.kernels import KERNELS, cpu_kernel
 from kvlab.model.kernels.gelu import gelu
 from kvlab.model.kernels.linear import TWO_COLUMN_MAX_INPUTS, Linear, linear, matmul_transposed
 from kvlab.model.kernels.malloc import keep_freed_memory
 from kvlab.model.kernels.rotate_pairs import rotate_pairs
-from kvlab.model.kernels.tiled_attention import tiled_attention
+from kvlab.model.kernels.tiled_attention import attend_tiled, tiled_attention
 from kvlab.model.rope import make_rope_table
 from tests.contracts.attention_backend_contract import random_documents
 from tests.contracts.cpu_kernel_contract import CPUKernelContract
@@ -112,6 +114,18 @@ class TestTiledAttentionKernel(CPUKernelContract):
                 heads = (4, 2, 2)
                 inputs = [torch.randn(2, n, 300, 16).requires_grad_() for n in heads]
                 yield [*inputs, CausalMask(window, 0, documents)]
+
+
+@pytest.mark.parametrize(("window", "sinks"), [(None, 0), (40, 0), (40, 3), (100, 70)])
+def test_tiles_save_the_bytes_of_the_estimate(window, sinks):
+    q, k, v = (torch.randn(2, 3, 300, 16, requires_grad=True) for _ in range(3))
+    saved = []
+    with torch.autograd.graph.saved_tensors_hooks(saved.append, lambda _: None):
+        attend_tiled(q, k, v, CausalMask(window, sinks))
+    expected = saved_probability_bytes(
+        2, 3, 16, 300, window, sinks, is_bfloat16=False, has_sink=False
+    )
+    assert sum(t.nbytes for t in saved) == expected + q.nbytes + k.nbytes + v.nbytes
 
 
 def test_every_kernel_has_its_suite():
