@@ -8,7 +8,7 @@ from getpass import getuser
 
 import pytest
 
-from kvlab.data import token_pieces
+from kvlab.data import dataset_preparation
 from kvlab.sweep.planning import budget
 from tests.support.mlflow_template import copy_new_databases
 from tests.support.tiny_sweep import OUTER_VARIABLES
@@ -72,5 +72,5 @@ def _one_tokenizing_process():
     To start one takes a second, and the text of a test a hundredth.
     """
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(token_pieces, "count_available_cpus", lambda: 1)
+        patch.setattr(dataset_preparation, "cpu_count", lambda: 1)
         yield

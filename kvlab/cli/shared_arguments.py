@@ -123,7 +123,7 @@ def set_threads(threads: int | None, cpus: float | None) -> int:
     """
     import torch
 
-    from kvlab.sweep.executors.capacity import cpu_count
+    from kvlab.machine import cpu_count
 
     number = threads or max(1, int(cpu_count() if cpus is None else cpus))
     torch.set_num_threads(number)

@@ -25,6 +25,7 @@ from kvlab.fs.atomic_files import replace_file
 from kvlab.fs.lease import Fence
 from kvlab.fs.sealed_files import set_aside
 from kvlab.humanize import format_bytes, format_duration
+from kvlab.machine import cpu_count
 from kvlab.spec import DataConfig
 from kvlab.spec.data_config import find_entry
 from kvlab.spec.source_options import TextPart
@@ -189,7 +190,7 @@ def _build_dataset(
         fence.check()
     else:
         complete.mkdir(parents=True)
-        processes = workers or (1 if is_small_text(data) else token_pieces.count_available_cpus())
+        processes = workers or (1 if is_small_text(data) else cpu_count())
         jobs = _tokenize(data, work / "pieces", progress, fence, processes)
         fence.check()
         write_dataset(complete, data, identity, jobs, processes)
@@ -219,7 +220,7 @@ def _tokenize(
     done: list[PieceJob] = []
     with token_pieces.tokenizer_pool(processes) as pool:
         # Just enough to keep every process busy: the next unit may need a download.
-        max_pending = 1 if pool is None else 2 * token_pieces.count_available_cpus()
+        max_pending = 1 if pool is None else 2 * cpu_count()
         while True:
             while len(pending) < max_pending and (job := next(jobs, None)) is not None:
                 is_new, written = not job.is_written, None

@@ -133,13 +133,6 @@ def tokenizer_pool(processes: int) -> "Iterator[ProcessPoolExecutor | None]":
         pool.shutdown(wait=True, kill_workers=True)
 
 
-def count_available_cpus() -> int:
-    """Return the number of CPUs that this process may use."""
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
-
-
 def _prepare_worker(parent: int) -> None:
     """Leave Ctrl-C to the parent, and end with it even if it is killed."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)

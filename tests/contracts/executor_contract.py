@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from kvlab.errors import ResourceError, StoreError
+from kvlab.machine import cpu_count
 from kvlab.spec import Experiment, ResourcesConfig
-from kvlab.sweep.executors.capacity import cpu_count
 from kvlab.trial import Trial
 from kvlab.trial.run import StopCheck
 from tests.support.driver_process import wait_for

@@ -18,11 +18,11 @@ from pathlib import Path
 import psutil
 
 from kvlab.fs.sealed_files import write_sealed_json
+from kvlab.machine import cpu_count
 from kvlab.spec import load_sweep
 from kvlab.store import Store
 from kvlab.sweep import Driver, Plan, plan
 from kvlab.sweep.executors import make_executor
-from kvlab.sweep.executors.capacity import cpu_count
 from kvlab.sweep.planning.planner import describe_sweep
 from tests.performance.timing import LimitMissed
 from tests.support.stub_trials import StubRun, identify, write_many

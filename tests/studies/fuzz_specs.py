@@ -27,10 +27,10 @@ from typing import Any
 import pytest
 import yaml
 
+from kvlab.machine import cpu_count
 from kvlab.spec import load_sweep
 from kvlab.store import Store
 from kvlab.sweep.executors import EXECUTORS
-from kvlab.sweep.executors.capacity import cpu_count
 from kvlab.sweep.executors.inline import InlineExecutor
 from tests.studies import read_options
 from tests.support.stub_trials import StubRun

@@ -12,6 +12,7 @@ from kvlab.cli.terminal import format_table, print_result
 from kvlab.errors import StoreError, UsageError
 from kvlab.humanize import format_bytes, format_count, format_duration, format_number
 from kvlab.layout.gpu_sharing import describe_sharing
+from kvlab.machine import cpu_count, host_memory
 from kvlab.own_extensions import find_member, find_members
 from kvlab.spec.experiment import Experiment
 from kvlab.spec.size_config import MAX_EXTRAPOLATION, count_size_parameters, describe_matching
@@ -19,8 +20,7 @@ from kvlab.store import Store
 from kvlab.store.result import flatten
 from kvlab.sweep import Plan, PlannedTrial, Stage, plan_stage
 from kvlab.sweep.driver.retiming import announce_retiming, plan_retiming
-from kvlab.sweep.executors.capacity import cpu_count
-from kvlab.sweep.planning.budget import Budget, MachineMemory, estimate_budget, host_memory
+from kvlab.sweep.planning.budget import Budget, MachineMemory, estimate_budget
 from kvlab.sweep.planning.code_review import CodeReview, review_code
 from kvlab.sweep.planning.planner import SweepPlanner
 from kvlab.sweep.planning.stages import plan_at_least, plan_at_most

@@ -25,8 +25,8 @@ from kvlab.errors import KvlabError, StoreError
 from kvlab.fs.atomic_files import write_atomic
 from kvlab.fs.lock import Lock
 from kvlab.humanize import format_bytes
+from kvlab.machine import cpu_count, host_memory
 from kvlab.sweep.executors import make_executor
-from kvlab.sweep.executors.capacity import cpu_count
 
 MIN_FREE_BYTES = 2 * 10**9
 
@@ -69,8 +69,8 @@ def run_checks(store: Path) -> Iterator[Check]:
     version, fits = platform.python_version(), (3, 11) <= sys.version_info < (3, 15)
     yield Check("python", "ok" if fits else "wrong", version, "" if fits else "use 3.11 to 3.14")
     yield from _check_torch()
-    memory = psutil.virtual_memory()
-    free, total = format_bytes(memory.available), format_bytes(memory.total)
+    most = host_memory()
+    free, total = map(format_bytes, (min(psutil.virtual_memory().available, most), most))
     yield Check("machine", "ok", f"{cpu_count()} cores, {free} of {total} memory free")
     yield _check_ray()
     yield _check_folder("store", store, "--store or KVLAB_STORE")

@@ -1,10 +1,8 @@
-"""The resources of a cluster and of this machine, and how much of them kvlab's tasks have."""
+"""The resources of a cluster, and how much of them kvlab's tasks have."""
 
 import contextlib
-import os
 import time
 from collections.abc import Callable, Iterable, Sequence
-from pathlib import Path
 
 from kvlab.errors import ResourceError
 from kvlab.spec import ResourcesConfig
@@ -100,13 +98,3 @@ def _describe(machine: dict[str, float]) -> str:
     kinds = [name.removeprefix(KIND) for name in machine if name.startswith(KIND)]
     count = f"{machine.get('CPU', 0.0):g} CPUs and {machine.get('GPU', 0.0):g} GPUs"
     return " ".join([count, *(f"({kind})" for kind in kinds)])
-
-
-def cpu_count() -> int:
-    """Return the cores that this process may use; a container or taskset may limit them."""
-    allowed = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
-    try:
-        quota, period = Path("/sys/fs/cgroup/cpu.max").read_text(encoding="ascii").split()
-        return min(allowed or 1, max(1, int(quota) // int(period)))
-    except (OSError, ValueError):  # no cgroup v2, or "max"
-        return allowed or 1

@@ -9,9 +9,10 @@ from collections.abc import Callable, Iterable
 from multiprocessing.connection import Connection
 
 from kvlab.errors import WorkerKilled
+from kvlab.machine import cpu_count
 from kvlab.spec import ResourcesConfig
 from kvlab.store.attempt import stall_seconds
-from kvlab.sweep.executors.capacity import KIND, Capacity, cpu_count
+from kvlab.sweep.executors.capacity import KIND, Capacity
 from kvlab.sweep.executors.executor import EndedTask, RunTask
 from kvlab.trial.run import STALLED_EXIT, Outcome, Task, end_when_stalled, stop_at_sigterm
 

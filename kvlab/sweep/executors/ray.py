@@ -17,8 +17,9 @@ from typing import Any, TextIO
 
 from kvlab.errors import ClusterLost, CodeChanged, ResourceError, StoreError, WorkerKilled
 from kvlab.humanize import summarize_error
+from kvlab.machine import cpu_count
 from kvlab.spec import ResourcesConfig
-from kvlab.sweep.executors.capacity import Capacity, cpu_count
+from kvlab.sweep.executors.capacity import Capacity
 from kvlab.sweep.executors.executor import EndedTask, RunTask
 from kvlab.sweep.executors.reaper import Reaper
 from kvlab.trial.run import Outcome, Task, stop_at_sigterm

@@ -17,7 +17,6 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
-from pathlib import Path
 from statistics import median
 from typing import Any, Literal
 
@@ -29,11 +28,11 @@ from kvlab.errors import ResourceError, StoreError, UsageError
 from kvlab.fs.atomic_files import read_json, write_json
 from kvlab.humanize import format_bytes
 from kvlab.layout.training_memory import process_bytes
+from kvlab.machine import cpu_count, host_memory
 from kvlab.own_extensions import find_member, name_members
 from kvlab.spec import Experiment, ResourcesConfig
 from kvlab.store import Store
 from kvlab.store.record_forms import refuse_malformed
-from kvlab.sweep.executors.capacity import cpu_count
 from kvlab.sweep.planning.planner import Plan, PlannedTrial
 from kvlab.trial.fingerprint import ID_LENGTH, fingerprint
 
@@ -328,8 +327,6 @@ def _measure(facts: dict[str, Any], threads: int) -> dict[str, Any] | None:
 LOWER_BOUND_FACTOR = 0.75
 """Of the prediction: no measured training took less."""
 
-_CGROUP = Path("/sys/fs/cgroup/memory.max")
-
 
 @dataclass(frozen=True)
 class MachineMemory:
@@ -343,17 +340,6 @@ class MachineMemory:
         """Return how many trials with these resources share the memory that they train in."""
         fit = 1 / resources.devices if resources.devices else self.cores / resources.cpus
         return max(1, int(fit + 1e-6))
-
-
-def host_memory() -> int:
-    """Return the bytes that this machine's processes may use: in a container fewer than it has."""
-    import psutil
-
-    total = int(psutil.virtual_memory().total)
-    try:
-        return min(total, int(_CGROUP.read_text()))
-    except (OSError, ValueError):  # no cgroup v2, or "max"
-        return total
 
 
 def measure_machine_memory(_: str = "") -> str:

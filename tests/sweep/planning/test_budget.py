@@ -17,6 +17,7 @@ from kvlab.fs.sealed_files import read_sealed_json, write_sealed_json
 from kvlab.layout import training_peak_bytes
 from kvlab.layout.gpu_sharing import CONTEXT_BYTES
 from kvlab.layout.training_memory import CPU_PROCESS_BYTES
+from kvlab.machine import host_memory
 from kvlab.spec import Experiment
 from kvlab.sweep.planning import budget
 from kvlab.sweep.planning.budget import (
@@ -24,7 +25,6 @@ from kvlab.sweep.planning.budget import (
     MachineMemory,
     check_memory,
     estimate_budget,
-    host_memory,
     measure_machine_memory,
 )
 from kvlab.trial import speed_test
