@@ -257,10 +257,15 @@ def _process_identity(pid: int) -> ProcessIdentity:
     }
 
 
+def is_process_visible(identity: ProcessIdentity) -> bool:
+    """Return whether a process has the process table of this one."""
+    own = process_identity()
+    return all(identity.get(name) == own[name] for name in ("host", "boot", "space"))
+
+
 def is_process_dead(identity: ProcessIdentity) -> bool:
     """Return whether a process is known to be dead; False if it has another process table."""
-    own = process_identity()
-    if any(identity.get(name) != own[name] for name in ("host", "boot", "space")):
+    if not is_process_visible(identity):
         return False
     try:
         os.kill(int(identity["pid"]), 0)

@@ -8,7 +8,7 @@ import os
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
@@ -129,6 +129,25 @@ def seems_held(path: str | Path) -> bool:
     limit = float(state.holder.get("seconds", 0.0)) if state else 0.0
     # a clock that was set back makes a file seem to be of the future
     return abs(age) < limit + GRACE_SECONDS
+
+
+def free_abandoned(paths: Iterable[str | Path]) -> None:
+    """Free the locks whose holders are gone; a lock that seems held may be one of them.
+
+    A holder on another machine is waited for until it shows a sign of life, which takes a
+    heartbeat, or until its lease is over.
+    """
+    watcher = LeaseWatcher()
+    silent = {path: lease.read_current_lease(path) for path in map(Path, paths)}
+    while silent := {
+        path: first
+        for path, first in silent.items()
+        if first is not None
+        and not lease.is_process_visible(first.holder)
+        and lease.read_current_lease(path) == first
+        and not watcher.free_if_abandoned(path)
+    }:
+        time.sleep(POLL_SECONDS)
 
 
 class _Heartbeat:

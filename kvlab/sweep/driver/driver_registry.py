@@ -12,6 +12,7 @@ A driver stops by Ctrl-C or SIGTERM, or by `kvlab stop`, which asks all drivers 
 import contextlib
 import json
 import signal
+import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -20,7 +21,7 @@ from typing import Any
 
 from kvlab.errors import RecordDamaged, Stopped, StoreError, UsageError
 from kvlab.fs.lease import lease_seconds
-from kvlab.fs.lock import Lock, seems_held
+from kvlab.fs.lock import Lock, free_abandoned, seems_held
 from kvlab.store import Store
 
 LEASE_PATIENCE = 1.5
@@ -55,7 +56,11 @@ def join_sweep(
     with ExitStack() as stack:
         with _hold_registry_lock(store, name):
             alone = Lock(store.sweep_directory(name) / "alone")
-            recorded = _check_can_join(store, name, description, exclusive, alone)
+            try:
+                recorded = _check_can_join(store, name, description, exclusive, alone)
+            except UsageError:  # the driver of a lost machine seems to run for some minutes
+                free_abandoned([*(one.path for one in store.held_driver_locks(name)), alone.path])
+                recorded = _check_can_join(store, name, description, exclusive, alone)
             if exclusive:
                 alone.acquire(timeout=LEASE_PATIENCE * lease_seconds())
                 stack.callback(alone.release)
@@ -179,20 +184,26 @@ class StopRequest:
             self._own_flag.unlink(missing_ok=True)
 
 
+SAME_REQUEST_SECONDS = 1.0
+
+
 @contextmanager
 def stop_on_signal(stop: Callable[[], None]) -> Iterator[None]:
-    """Call ``stop`` at the first SIGINT or SIGTERM; raise KeyboardInterrupt at the second.
+    """Call ``stop`` at the first SIGINT or SIGTERM; raise KeyboardInterrupt at a later one.
 
-    Only for the main thread, where Python handles signals.
+    Signals within `SAME_REQUEST_SECONDS` of the first belong to it: a launcher may send one to a
+    process and to its group. Only for the main thread, where Python handles signals; it calls a
+    handler once for all of a kind that came while the thread was in C code.
     """
-    received = False
+    received: float | None = None
 
     def handle(number: int, frame: FrameType | None) -> None:  # noqa: ARG001 (Python's signature)
         nonlocal received
-        if received:
+        if received is None:
+            received = time.monotonic()
+            stop()
+        elif time.monotonic() - received >= SAME_REQUEST_SECONDS:
             raise KeyboardInterrupt
-        received = True
-        stop()
 
     previous = {n: signal.signal(n, handle) for n in (signal.SIGINT, signal.SIGTERM)}
     try:

@@ -1,17 +1,21 @@
 """Several drivers of one sweep, in processes of their own, that are stopped, killed or suspended."""
 
+import itertools
 import json
 import os
 import signal
 import sqlite3
+import time
 from contextlib import closing
+from pathlib import Path
 
 import psutil
 import pytest
 
 from kvlab.errors import StoreError, UsageError
+from kvlab.fs import lease
 from kvlab.store import Store
-from kvlab.sweep.driver.driver_registry import join_sweep
+from kvlab.sweep.driver.driver_registry import SAME_REQUEST_SECONDS, join_sweep
 from tests.support.chaos_processes import lives
 from tests.support.driver_process import (
     TIMEOUT_SECONDS,
@@ -127,6 +131,8 @@ def test_the_second_signal_ends_it_at_once_and_nothing_is_lost(tmp_path, interru
     wait_for(lambda: count_logged_steps(store) == 5)
     driver.send_signal(signal.SIGINT)
     wait_for(lambda: list(store.sweep_directory("s").glob("drivers/*.stop")))
+    driver.send_signal(signal.SIGTERM)  # of the same request
+    time.sleep(SAME_REQUEST_SECONDS)
     assert driver.poll() is None
     driver.send_signal(signal.SIGINT)
     driver.communicate(timeout=TIMEOUT_SECONDS)
@@ -241,3 +247,28 @@ def test_a_wait_says_for_whom_and_ends_when_nothing_moves(tmp_path, monkeypatch)
     assert waits[0].startswith(f"process {os.getpid()} runs this trial since 2")
     assert waits[0].endswith("finishes or dies, or gives no sign of life for 60 s")
     assert sum(event.status == "done" for event in events) == 6, "the others are run first"
+
+
+def test_the_driver_of_a_lost_machine_keeps_no_other_out(store, monkeypatch):
+    """As when Slurm requeues a job after its node has failed: what it left seems held for long."""
+    monkeypatch.setenv("KVLAB_LEASE_SECONDS", "1")
+    identity = lease.process_identity()
+    with join_sweep(store, "s", None, exclusive=True):
+        left = [store.held_driver_locks("s")[0].path, store.sweep_directory("s") / "alone"]
+        files = [Path(lease.lease_path(path, 1)) for path in left]
+        texts = [file.read_text().replace(f'"{identity["boot"]}"', '"far"') for file in files]
+    for file, text in zip(files, texts, strict=True):
+        file.write_text(text)
+    store.stop_flag("s").touch()
+    assert store.is_driven("s")
+    with join_sweep(store, "s", None, exclusive=True):
+        assert not store.stop_flag("s").exists()
+    living, beats = Path(lease.lease_path(left[0], 9)), itertools.count()
+
+    def beat(_):
+        living.write_text(texts[0].replace(f"{0:012d}", f"{next(beats):012d}"))
+
+    beat(0)
+    monkeypatch.setattr(time, "sleep", beat)
+    refused(store, "a search has one driver", exclusive=True)
+    assert next(beats) == 2, "one sign of life is enough"
