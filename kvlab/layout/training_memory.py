@@ -76,13 +76,14 @@ def microbatch_rows(experiment: Experiment, memory: int | None) -> int:
     """Return the rows of ``block_size`` tokens in one forward pass, a divisor of a worker's rows.
 
     Args:
-        memory: bytes of the GPU; None on CPU.
+        memory: bytes of the GPU, of which trials that share it have their parts; None on CPU.
     """
     block_size = experiment.model.block_size
     rows = experiment.training.batch_tokens // block_size // experiment.resources.training_workers
     tokens = experiment.resources.microbatch_tokens
     if tokens is None:
-        share = CPU_ACTIVATION_BYTES if memory is None else memory * ACTIVATION_MEMORY_SHARE
+        part = min(1.0, experiment.resources.devices or 1.0)  # a script has all of its GPU
+        share = CPU_ACTIVATION_BYTES if memory is None else memory * part * ACTIVATION_MEMORY_SHARE
         tokens = int(share / activation_bytes(experiment))
         tokens = min(tokens, CPU_MICROBATCH_TOKENS) if memory is None else tokens
     largest = max(1, min(rows, tokens // block_size))

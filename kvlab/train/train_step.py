@@ -322,10 +322,8 @@ def device_microbatch_rows(experiment: Experiment, device: torch.device) -> int:
     memory. It depends on the experiment and the kind of device alone, so that a resumed run sums
     in the same order.
     """
-    memory = None
-    if device.type == "cuda":
-        share = min(1.0, experiment.resources.devices or 1.0)  # of a script: all of it
-        memory = int(torch.cuda.get_device_properties(device).total_memory * share)
+    is_cuda = device.type == "cuda"
+    memory = torch.cuda.get_device_properties(device).total_memory if is_cuda else None
     return microbatch_rows(experiment, memory)
 
 

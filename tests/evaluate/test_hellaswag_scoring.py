@@ -146,6 +146,7 @@ def test_evaluate_scores_the_first_items_under_the_known_names(monkeypatch):
         {"block_size": 256}, {"batch_tokens": 256}, evaluation={"loss_tokens": 256, "hellaswag": 3}
     )
     data = SimpleNamespace(validation=np.zeros(300, np.uint16))
+    monkeypatch.setattr("kvlab.evaluate.evaluation.REPORT_SECONDS", 0.0)
     updates = []
     evaluation = evaluate(GPT(of.model), data, of, on_progress=updates.append)
     assert evaluation.measurements["hellaswag_items"] == len(evaluation.items) == 3
@@ -153,3 +154,6 @@ def test_evaluate_scores_the_first_items_under_the_known_names(monkeypatch):
              ("acc", "acc_norm", "lmeval_acc", "lmeval_acc_norm")}  # fmt: skip
     assert names <= set(evaluation.measurements) <= set(METRICS)
     assert updates[0]["stage"] == "evaluation"
+    last = {update["note"]: update for update in updates}
+    assert last["HellaSwag"]["steps"] == 3 * 4 * 2 * 2
+    assert all(update["step"] == update["steps"] for update in last.values())

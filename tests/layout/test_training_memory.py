@@ -86,11 +86,13 @@ def test_a_gpu_without_known_memory_is_taken_at_one_row():
 
 @pytest.mark.parametrize(("gpus", "part"), [(0.0, 1.0), (1.0, 1.0), (2.0, 1.0), (0.5, 0.5)])
 def test_rows_of_a_pass_fill_the_part_of_the_device_that_is_the_trainings(monkeypatch, gpus, part):
-    facts = SimpleNamespace(total_memory=10**9)
+    facts = SimpleNamespace(total_memory=10**8)
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: facts)
     config = make_experiment(gpus=gpus)
     rows = device_microbatch_rows(config, torch.device("cuda"))
-    assert rows == microbatch_rows(config, int(10**9 * part)) > 1
+    alone, memory = make_experiment(gpus=gpus if part == 1.0 else 1.0), int(10**8 * part)
+    assert rows == microbatch_rows(alone, memory) > 1
+    assert training_peak_bytes(config, 10**8) == training_peak_bytes(alone, memory)
 
 
 def test_a_model_that_takes_no_step_is_its_weights():

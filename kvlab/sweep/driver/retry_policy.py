@@ -181,11 +181,10 @@ def smaller_microbatch(experiment: Experiment) -> int | None:
     """Return the tokens of the next smaller microbatch; None if it is one row already.
 
     It has at most half of the rows. On a GPU, the size of a microbatch that is not set depends on
-    the GPU's memory, which is not known here: then the next one has a quarter of the step's rows.
+    the GPU's memory, which is not known here: then the next one has a quarter of a worker's rows.
     """
-    block_size = experiment.model.block_size
-    rows = experiment.training.batch_tokens // block_size
-    resources = experiment.resources
+    block_size, resources = experiment.model.block_size, experiment.resources
+    rows = experiment.training.batch_tokens // block_size // resources.training_workers
     if resources.devices and resources.microbatch_tokens is None:
         max_rows = max(1, rows // 4)
     else:

@@ -111,6 +111,8 @@ def test_what_does_not_fit_is_recorded_as_failed(run_one, most, failures, attemp
         ({"microbatch_tokens": 128}, None),
         ({"gpus": 1.0}, 384),
         ({"gpus": 1.0, "microbatch_tokens": 384}, 128),
+        ({"gpus": 2.0}, 128),  # each of two workers has 6 rows
+        ({"gpus": 12.0}, None),  # one row each
     ],
 )
 def test_the_next_smaller_microbatch_divides_the_step(tmp_path, resources, expected):
