@@ -7,11 +7,15 @@ from contextlib import nullcontext
 from getpass import getuser
 
 import pytest
+from hypothesis import settings
 
 from kvlab.data import dataset_preparation
 from kvlab.sweep.planning import budget
 from tests.support.mlflow_template import copy_new_databases
 from tests.support.tiny_sweep import OUTER_VARIABLES
+
+settings.register_profile("any machine", deadline=None)  # a busy one is slow now and then
+settings.load_profile("any machine")
 
 
 @pytest.fixture(params=["kernels", "plain"])

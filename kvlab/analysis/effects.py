@@ -268,7 +268,7 @@ def list_compared_cells(cells: Cells, change: Change, estimand: Estimand) -> set
 
 
 def judge_together(
-    effects: Sequence[Effect], alpha: float = stats.ALPHA, margin: float | None = None
+    effects: Sequence[Effect], alpha: float, margin: float | None = None
 ) -> list[Effect]:
     """Give effects intervals and p-values that hold for all of them together.
 

@@ -124,7 +124,7 @@ def share_variance(share: float, items: float) -> float:
     return likely * (1 - likely) / items
 
 
-def smallest_detectable(standard_error: float, df: float, level: float = ALPHA) -> float:
+def smallest_detectable(standard_error: float, df: float, level: float) -> float:
     """Return the true difference that is found significant with probability `POWER`.
 
     Args:

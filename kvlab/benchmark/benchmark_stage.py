@@ -76,7 +76,7 @@ def time_together(
     config: BenchmarkConfig,
     *,
     on_turn: Callable[[], None],
-    tokens: Sequence[int] = (),
+    tokens: Sequence[int],
 ) -> tuple[dict[str, BenchmarkResult], str]:
     """Take the times of several variants in one session, where every round runs each once.
 

@@ -34,7 +34,7 @@ class StaticPass(AttentionPass):
         read_limit: entries from here on are not read; no row may use them yet.
     """
 
-    def __init__(self, cache: "KVCache", store_codes: StoreCodes | None = None):
+    def __init__(self, cache: "KVCache", store_codes: StoreCodes | None):
         assert cache.has_static_pass, "every slot has fixed shapes"
         self._cache, self._store_codes = cache, store_codes
         self._row_positions = cache.row_lengths

@@ -87,7 +87,7 @@ class OneShotPass(UncachedPass):
         owners: Sequence[int],
         length: int,
         device: torch.device,
-        documents: DocumentMask | None = None,
+        documents: DocumentMask | None,
         round_part: RoundPart | None = None,
     ):
         super().__init__(owners, round_part)

@@ -76,7 +76,7 @@ def order_windows(
     *,
     block_size: int,
     seed: int,
-    parts: Sequence[TextPart] = WHOLE,
+    parts: Sequence[TextPart],
 ) -> IndexArray:
     """Return where the windows with these running indices begin; a training starts at index 0.
 

@@ -298,9 +298,7 @@ class EvaluationPart(Part):
         kept: see `evaluate`.
     """
 
-    def __init__(
-        self, note: str, total: int, on_progress: OnProgress | None, kept: Kept | None = None
-    ):
+    def __init__(self, note: str, total: int, on_progress: OnProgress | None, kept: Kept | None):
         self._note, self._total, self._on_progress, self._kept = note, total, on_progress, kept
         self._done, self._passes, self._reported_at = 0, 0, float("-inf")
 

@@ -111,12 +111,9 @@ def write_atomic(
         temporary.write_bytes(data.encode() if isinstance(data, str) else data)
 
 
-def write_json(
-    path: str | Path, value: Any, *, fence: Fence | None = None, once: bool = False
-) -> None:
+def write_json(path: str | Path, value: Any) -> None:
     """Write ``value`` as indented JSON; see `write_atomic`. NaN and infinity are a ValueError."""
-    text = json.dumps(value, indent=1, allow_nan=False) + "\n"
-    write_atomic(path, text, fence=fence, once=once)
+    write_atomic(path, json.dumps(value, indent=1, allow_nan=False) + "\n")
 
 
 MAX_JSON_BYTES = 1 << 28

@@ -79,7 +79,7 @@ def prefill_in_slices(model: GPT, tokens: Tensor, cache: KVCache) -> Tensor:
     return logits
 
 
-def last_token_indices(tokens: Tensor, lengths: Tensor | Sequence[int] | None = None) -> Tensor:
+def last_token_indices(tokens: Tensor, lengths: Tensor | Sequence[int] | None) -> Tensor:
     """Return the index (B,) of each row's last real token in the flattened ``tokens`` (B, C)."""
     rows, count = tokens.shape
     ends = count if lengths is None else torch.as_tensor(lengths, device=tokens.device)

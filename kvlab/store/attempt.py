@@ -31,7 +31,7 @@ class Attempt:
         started: when it was created, see `utc_now`.
     """
 
-    def __init__(self, store: Store, trial_id: str, fence: Fence | None = None):
+    def __init__(self, store: Store, trial_id: str, fence: Fence | None):
         self._fence = fence
         self.number = store.create_attempt(trial_id)
         self.directory = store.attempt_directory(trial_id, self.number)
@@ -164,7 +164,7 @@ class ProgressReporter:
         self,
         path: Path,
         log: Callable[[str], None],
-        listener: OnProgress | None = None,
+        listener: OnProgress | None,
         fence: Fence | None = None,
     ):
         self._path, self._log, self._listener, self._fence = path, log, listener, fence

@@ -42,7 +42,7 @@ class Origin:
     code: Mapping[str, str] | None = None
 
 
-def capture_origin(command: str = "", code: Mapping[str, str] | None = None) -> Origin:
+def capture_origin(command: str, code: Mapping[str, str] | None) -> Origin:
     """Return the origin of trials that this process starts."""
     return Origin(*read_git_state(Path(kvlab.__file__).parent), command, code)
 

@@ -61,14 +61,14 @@ def fsync_path(path: str | Path) -> None:
         os.close(handle)
 
 
-def read_tensors(path: Path, device: torch.device | str = "cpu") -> dict[str, Tensor]:
+def read_tensors(path: Path) -> dict[str, Tensor]:
     """Return the named tensors of one file.
 
     Raises:
         StoreError: it is missing or damaged.
     """
     try:
-        return load_file(path, str(device))
+        return load_file(path)
     except (OSError, SafetensorError, ValueError) as error:
         raise StoreError(f"{path} cannot be read: {error}") from None
 

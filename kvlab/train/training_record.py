@@ -105,9 +105,7 @@ def mean_curve(
     return curve
 
 
-def write_training_record(
-    directory: Path, record: TrainingRecord, fence: Fence | None = None
-) -> None:
+def write_training_record(directory: Path, record: TrainingRecord, fence: Fence | None) -> None:
     """Write ``directory/training.json``, which marks the training as finished.
 
     It seals the training: it lists size and sha256 of the other files that stay.

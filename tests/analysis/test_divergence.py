@@ -14,7 +14,7 @@ from tests.support.cells import make_cells, make_study
 FACTORS = {"heads": ("mha", "mqa"), "position": ("learned", "rope")}
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(
     st.lists(st.sampled_from(["done", "diverged", "failed"]), min_size=16, max_size=16),
     st.integers(0, 9),

@@ -92,7 +92,7 @@ tables = st.integers(2, 6).flatmap(
 
 
 @given(tables, st.booleans())
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 def test_any_table_is_ranked(rows, share_trainings):
     """Never an exception; the best is a cell with a mean; verdict and interval agree."""
     values = {(f"c{i}",): {s: v for s, v in enumerate(row) if v is not None}

@@ -66,7 +66,7 @@ def by_seed(values: np.ndarray) -> dict[int, dict[int, float]]:
 @given(
     cells=st.integers(2, 8), seeds=st.integers(3, 6), lost=st.booleans(), number=st.integers(0, 99)
 )
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 def test_the_f_test_is_that_of_least_squares(cells, seeds, lost, number):
     """Of a table of cells and seeds, in which a training may be missing."""
     values = table(cells, seeds, common=0.5, number=number)

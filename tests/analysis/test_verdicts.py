@@ -78,7 +78,7 @@ def test_words(low, high, better, margin, expected):
     assert expected in VERDICTS
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(FAMILIES, st.none() | st.lists(st.floats(0.05, 1), min_size=8, max_size=8))
 def test_weighted_holm_by_brute_force(family, raw):
     """A difference is found if every set that contains it has one below its part of alpha.

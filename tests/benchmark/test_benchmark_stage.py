@@ -42,6 +42,10 @@ def test_all_of_it_under_the_known_names(monkeypatch):
     assert len(measurements) == 12
     assert all(value > 0 for value in measurements.values())
     assert {update["stage"] for update in updates} == {"benchmark"}
+    peaks = {(one.metric, one.cached): one.value for one in whole.lines if "peak" in one.metric}
+    assert measurements["peak_bytes_cached"] == peaks["peak", True]
+    assert measurements["peak_bytes_uncached"] == peaks["peak", False]
+    assert measurements["peak_bytes_activations"] == peaks["peak_activations", True]
     # orders of magnitude that hold on any machine: 512 tokens again, or one
     assert measurements["tpot_ms_uncached_p50"] > 3 * measurements["tpot_ms_p50"]
     assert measurements["tpot_ms_p50"] <= measurements["tpot_ms_p95"]

@@ -19,9 +19,13 @@ from kvlab.benchmark.measures import (
     generation_task,
 )
 from kvlab.benchmark.measures.generation_task import read_book
+from kvlab.benchmark.session import Variant
 from kvlab.errors import DataError
 from kvlab.layout.roofline_model import DevicePeaks
-from tests.benchmark.sessions import PEAKS, lines_by_metric, make_session
+from kvlab.model import GPT
+from kvlab.model.generate import EagerDecoder
+from kvlab.spec import ModelConfig, ServingConfig
+from tests.benchmark.sessions import PEAKS, SHAPE, lines_by_metric, make_session
 
 
 def test_memory_is_split_into_what_it_holds():
@@ -134,7 +138,9 @@ def test_ceilings_are_measured_once_and_kept(tmp_path, monkeypatch):
 
 def test_preparing_a_decode_step_takes_no_time_of_the_task(monkeypatch):
     """Of 100 seconds 30 were preparation: they stand in a line of their own."""
-    made, _ = make_session(batches=(1,), tokens=[1] * 300)
+    made, notices = make_session(batches=(1,), tokens=[1] * 300)
+    short = GPT(ModelConfig(**SHAPE | {"block_size": 511})).eval()
+    made.variants.append(Variant("short", short, ServingConfig()))
     clock = SimpleNamespace(perf_counter=itertools.count(0, 100).__next__)
     monkeypatch.setattr(generation_task, "time", clock)
     monkeypatch.setattr(generation_task, "time_preparation", lambda make, _device: (make(), 30.0))
@@ -143,6 +149,15 @@ def test_preparing_a_decode_step_takes_no_time_of_the_task(monkeypatch):
     lines = lines_by_metric(generation_task.measure(made), "wide", cached=True)
     assert lines["tasks_per_second"].value == 1 / 70
     assert lines["step_preparation"].value == 30.0
+    assert len(notices) == 1, "the short one has no room for the task"
+
+
+def test_an_eager_step_on_cpu_takes_no_preparation():
+    made, _ = make_session()
+    model = made.variants[0].model
+    steps = EagerDecoder(model, model.new_cache(1, 4)), object()
+    eager, other = (decode_timing.time_preparation(lambda s=s: s, made.device)[1] for s in steps)
+    assert eager == 0 < other
 
 
 @pytest.mark.parametrize("measure", [decode_latency, decode_throughput])

@@ -12,7 +12,7 @@ from tests.support.reference_model import round_to_format
 STORAGES = [KVStorage("int8"), KVStorage("fp8"), KVStorage("int4", 4), KVStorage("bfloat16")]
 
 
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=20)
 @given(
     model=st.sampled_from(MODELS),
     kv=st.sampled_from(STORAGES),

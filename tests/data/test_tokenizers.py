@@ -63,7 +63,7 @@ def test_gpt2_and_its_prefixes_are_plain_byte_pair_encoding(ranks):
     kept = {token: rank for token, rank in load_gpt2_ranks().items() if rank < ranks}
     words = load_tokenizer(f"gpt2:{ranks}")
 
-    @settings(max_examples=40, deadline=None)
+    @settings(max_examples=40)
     @given(st.text("ab 'stre\n\té日語ßЖ👍🏽0179.,;(<|>", max_size=80))
     def compare(text):
         assert words.encode(text) == plain_bpe(text, kept)
@@ -74,7 +74,7 @@ def test_gpt2_and_its_prefixes_are_plain_byte_pair_encoding(ranks):
 
 
 @pytest.mark.parametrize("name", NAMES)
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(text=TEXT)
 def test_any_text_survives_a_round_trip(name, text):
     tokenizer = load_tokenizer(name)

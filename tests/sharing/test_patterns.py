@@ -97,7 +97,7 @@ def owner_maps(draw, layers=8):
     return tuple(owners)
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(first=owner_maps(), second=owner_maps())
 def test_merging_joins_exactly_what_either_joins(first, second):
     merged = merge_owner_maps(first, second)

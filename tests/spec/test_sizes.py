@@ -90,7 +90,7 @@ def test_every_cell_has_the_baselines_size_within_half_a_percent(tmp_path, match
         assert cell.experiment.model.model_copy(update=width) == unmatched.experiment.model
 
 
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=20)
 @given(
     n_kv_head=st.sampled_from([1, 2, 4]),
     mlp=st.sampled_from(["gelu", "swiglu"]),

@@ -57,8 +57,9 @@ def test_the_served_text_scored_one_shot():
     scored = {"loss_served": 2.5, "serving_gap": 0.5, "bits_per_byte_served": 1.25, "loss": 1.0}
     other = collect_metrics({"measurements": {**scored, "loss_tokens": 9, "served_tokens": 4}})
     assert (other["loss_paired"], other["bits_per_byte_paired"]) == (2.0, 1.0)
-    same = collect_metrics({"measurements": {**scored, "loss_tokens": 4, "served_tokens": 4}})
-    assert same["loss_paired"] == 1.0
+    scored |= {"bits_per_byte": 0.75, "loss_tokens": 4, "served_tokens": 4}
+    same = collect_metrics({"measurements": scored})
+    assert (same["loss_paired"], same["bits_per_byte_paired"]) == (1.0, 0.75), "as recorded"
 
 
 def test_what_is_rounding_is_zero():

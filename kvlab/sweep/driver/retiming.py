@@ -127,7 +127,7 @@ def time_again(
     stop_flag: Path,
     on_progress: Callable[[str], None],
     *,
-    repeat: bool = False,
+    repeat: bool,
 ) -> bool:
     """Time what `plan_retiming` finds with the executor of a driver whose trials have all ended.
 

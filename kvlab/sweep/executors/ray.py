@@ -64,7 +64,7 @@ class RayExecutor:
         ResourceError: The cluster cannot be reached or started.
     """
 
-    def __init__(self, run: RunTask, address: str | None = None):
+    def __init__(self, run: RunTask, address: str | None):
         self._address = address
         self._reaper: Reaper | None = None
         self._output_filter = contextlib.ExitStack()

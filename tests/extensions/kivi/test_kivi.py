@@ -55,7 +55,7 @@ def test_tokens_are_exact_until_their_block_is_billed_as_codes():
             assert changed.tolist() == [place < 8 * blocks for place in range(count)]
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(
     group=st.sampled_from([4, 8]),
     residual=st.integers(0, 6),
@@ -134,7 +134,7 @@ def test_a_model_that_was_trained_so_is_scored_one_shot_as_it_is_served():
     check_trained_storage(KVStorage("kivi2", 4, 2))
 
 
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=20)
 @given(
     model=st.sampled_from(slot_contract.MODELS),
     kv=st.sampled_from(STORAGES),

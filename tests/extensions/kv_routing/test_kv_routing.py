@@ -138,7 +138,7 @@ def run_plain(net, tokens, picked):
     return net.run_pass(tokens, Plain())
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(st.integers(0, 10**9))
 def test_a_routed_step_is_that_of_a_plain_model_in_float64(number):
     rng = random.Random(number)

@@ -90,7 +90,7 @@ def test_an_interval_below_the_margin_is_bounded_at_an_interim_look():
     assert states[-1]["close"] == states[first]["close"], "a decision is final"
 
 
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=15)
 @given(st.integers(0, 10**6), st.integers(1, 4), st.sampled_from([None, 0.5, 3.0]), st.floats(0, 3))
 def test_an_interval_excludes_zero_if_and_only_if_a_difference_is_called(
     seed, claims, margin, effect

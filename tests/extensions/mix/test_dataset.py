@@ -98,7 +98,7 @@ def test_two_sources_of_text_share_their_ids(tmp_path, monkeypatch):
     assert plain.data.vocab_size == 257
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(
     st.lists(st.integers(1, 10**6), min_size=1, max_size=4),
     st.integers(0, 10**9),

@@ -81,7 +81,7 @@ def plain_documents(config, pairs, first, count):
         )
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(configs())
 def test_documents_are_those_of_a_plain_generator(config):
     for pairs in config.pairs:
@@ -97,7 +97,7 @@ def test_documents_are_those_of_a_plain_generator(config):
             assert len(row) == config.document_tokens - 1
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(configs())
 def test_the_last_value_of_a_key_answers_and_each_key_is_asked_once(config):
     data = DataConfig(source="recall", tokenizer=f"symbols:{config.symbols}", recall=config)

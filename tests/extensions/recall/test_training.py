@@ -101,7 +101,7 @@ def test_windows_begin_with_documents(documents):
     assert len(seen) >= 117 / documents, "in an epoch all but one window is read"
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 @given(st.integers(60, 3000), st.integers(1, 12), st.integers(1, 4), st.integers(0, 9))
 def test_aligned_windows_are_inside_the_text_and_differ(tokens, length, documents, seed):
     block = length * documents

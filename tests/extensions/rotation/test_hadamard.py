@@ -54,7 +54,7 @@ def test_the_matrix_is_orthonormal_symmetric_and_of_signs(size):
     assert find_size_problem(size, "head") is None
 
 
-@settings(max_examples=24, deadline=None)
+@settings(max_examples=24)
 @given(
     form=st.sampled_from(FORMS),
     layers=st.sampled_from(LAYERS),

@@ -57,7 +57,7 @@ class RoughExecutor:
         pass
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(
     slots=st.integers(1, 4),
     chance=st.sampled_from([0.0, 0.3, 0.9]),
