@@ -72,7 +72,8 @@ def test_the_job_ends_as_kvlab_does_and_hands_on_the_signal_before_its_limit(tmp
 def test_one_node_is_the_head_and_a_job_without_ray_ends(tmp_path, run):
     run(SCRIPTS[1])
     lines = sorted(wait_for_lines(tmp_path / "told", 2))
-    own = ["--num-cpus=4", "--temp-dir=/tmp/ray-1234567"]
+    own = ["--num-cpus=4", "--min-worker-port=0", "--max-worker-port=0"]
+    own += ["--temp-dir=/tmp/ray-1234567"]
     address = lines[0].split("--address=")[1].split()[0]
     assert lines[0].split() == ["start", "--block", f"--address={address}", *own]
     head = ["--head", "--port=24567", "--include-dashboard=false"]
