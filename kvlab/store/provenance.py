@@ -9,7 +9,7 @@ import platform
 import re
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
@@ -162,19 +162,6 @@ def describe_device(provenance: Mapping[str, Any]) -> str:
 def utc_now() -> str:
     """Return the time in UTC, to the second, as ISO 8601."""
     return datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
-
-
-def redact_command(arguments: Sequence[str]) -> str:
-    """Return ``kvlab`` and its arguments, absolute paths made relative or cut to the last name."""
-    words = ["kvlab"]
-    for argument in arguments:
-        option, equals, value = argument.rpartition("=")
-        path = Path(value)
-        if path.is_absolute():
-            is_inside = path.is_relative_to(Path.cwd())
-            value = str(path.relative_to(Path.cwd())) if is_inside else path.name
-        words.append(f"{option}{equals}{value}")
-    return " ".join(words)
 
 
 _ABSOLUTE_FOLDERS = re.compile(r"(?<![\w./~:<-])/(?:[^\s/'\"<>|:;,()]+/)+(?=[^\s/])")

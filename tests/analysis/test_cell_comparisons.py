@@ -88,5 +88,6 @@ def test_against_a_plain_reference(decide, together):
         for cell, found in study.comparisons.items():
             assert found.reference == reference.reference(cell)
             assert found.value == pytest.approx(cells[cell].value)
+            assert found.token_factor == (1.0 if cell[0] == found.reference[0] else 1.5)
             low_high = cells[cell].low, cells[cell].high
             assert (found.low, found.high) == pytest.approx(low_high, abs=1e-12)

@@ -35,7 +35,8 @@ def tied_study(decide=None, cost=lambda _: 0.0, seeds=3, **sweep):
     random = np.random.default_rng(0)
 
     def facts(cell):
-        experiment = {"data": {"tokenizer": "a"}, "training": {"tokens": 1000}}
+        tokens = {"mha": 1000, "mqa": 1500}[cell[0]]
+        experiment = {"data": {"tokenizer": "a"}, "training": {"tokens": tokens}}
         return {"experiment": experiment, "kv": {"bytes_at_block_size": stored()[cell]}}
 
     def weights(cell):

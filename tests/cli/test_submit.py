@@ -2,12 +2,15 @@
 
 import json
 import re
+from argparse import Namespace
 
 import pytest
 
 from kvlab.analysis.study import Study
+from kvlab.cli.commands.submit import write_command
 from kvlab.report import answer_text
 from kvlab.store import Store
+from kvlab.sweep.executors import DEFAULT_EXECUTOR
 from tests.support.tiny_sweep import EXPERIMENT, FAILING_SWEEP, SWEEP, run_kvlab, tiny_sweep_folder
 
 SUBMIT = ("submit", "s.yaml", "--executor", "inline")
@@ -40,7 +43,7 @@ def failed(store):
 def test_a_failing_trial_is_shown_and_the_others_end(submitted, store, failed):
     code, out, error = submitted
     assert (code, error) == (1, "")
-    assert re.search(r"^2 done, 1 failed in \d?\ds$", out, re.MULTILINE)
+    assert re.search(r"^2 done, 1 failed in (\d+m)?\d?\ds$", out, re.MULTILINE)
     assert sorted(store.status(trial) for trial in store.trial_ids()) == ["done", "done", "failed"]
     facts = store.result(failed)["error"]
     assert (facts["class"], facts["type"]) == ("host_memory", "RuntimeError")
@@ -90,6 +93,17 @@ def test_a_report_of_a_file_that_has_changed_says_so(folder, store):
     assert error.startswith("s.yaml has changed since it was submitted")
 
 
+@pytest.mark.parametrize(
+    ("file", "expected"),
+    [("../s.yaml", "s.yaml"), ("{}/s.yaml", "s.yaml"), ("{}/p/a/s.yaml", "a/s.yaml")],
+)
+def test_a_command_names_no_folder_of_this_machine(file, expected, tmp_path, monkeypatch):
+    (tmp_path / "p").mkdir()
+    monkeypatch.chdir(tmp_path / "p")
+    options = Namespace(sweep=file.format(tmp_path), scale="small", executor=DEFAULT_EXECUTOR)
+    assert write_command(options) == f"kvlab submit {expected} --scale small"
+
+
 def test_submitting_again_runs_nothing(folder, store):
     before = {path: path.stat().st_mtime_ns for path in store.path.glob("tr*/*/*.json")}
     report = (folder / "reports" / "s" / "report.md").read_bytes()
@@ -100,7 +114,7 @@ def test_submitting_again_runs_nothing(folder, store):
     assert (facts["report"], facts["mlflow"]["error"]) == ("reports/s", None)
     assert facts["answer"] == answer_text(Study.load(store, "s"))
     assert "nothing is missing" in error
-    assert store.sweep("s")["command"].endswith("--executor inline")
+    assert store.sweep("s")["command"] == "kvlab submit s.yaml --executor inline"
     assert {path: path.stat().st_mtime_ns for path in store.path.glob("tr*/*/*.json")} == before
     assert (folder / "reports" / "s" / "report.md").read_bytes() == report
 

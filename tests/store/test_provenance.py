@@ -11,7 +11,6 @@ from kvlab.store.provenance import (
     Origin,
     build_provenance,
     read_git_state,
-    redact_command,
     redact_paths,
 )
 
@@ -38,12 +37,6 @@ def test_code_has_the_commit_of_a_checkout_that_tracks_it_and_whether_it_was_cha
     (package / "__init__.py").write_text("changed")
     assert read_git_state(package) == (commit, True)
     assert read_git_state(installed) == read_git_state(tmp_path) == (None, None)
-
-
-def test_a_command_is_kept_without_absolute_paths(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    arguments = ["submit", f"{tmp_path}/sweeps/x.yaml", "--set=/srv/somebody/y", "../z.yaml", "a=b"]
-    assert redact_command(arguments) == "kvlab submit sweeps/x.yaml --set=y ../z.yaml a=b"
 
 
 @pytest.mark.parametrize(

@@ -169,14 +169,8 @@ class _SweepRun:
     on_result: Callable[[str], None]
 
     def __post_init__(self) -> None:
-        # the command that computes the same again, without paths of this machine
         options, self._sweep = self.options, self.stage.plan.sweep
-        file = os.path.abspath(shared.find_sweep_file(options.sweep))
-        in_project = os.path.relpath(file, shared.find_project_root())
-        words = ["submit", file if in_project.startswith(os.pardir) else in_project]
-        words += ["--scale", options.scale] if options.scale else []
-        words += ["--executor", options.executor] if options.executor != DEFAULT_EXECUTOR else []
-        self._command = provenance.redact_command(words)
+        self._command = write_command(options)
         code = None if options.code == "mix" else this_code()._asdict()
         self._origin = provenance.capture_origin(self._command, code)
         self._stop_flag = self.store.new_driver_stop_flag(self._sweep.name)
@@ -319,6 +313,15 @@ class _SweepRun:
             costs.rate.flops_per_second if costs and costs.rate else None,
         )  # fmt: skip
         return run_smoke_tests(missing, check_stop)
+
+
+def write_command(options: argparse.Namespace) -> str:
+    """Return the command that computes the same again, without paths of this machine."""
+    file = os.path.relpath(shared.find_sweep_file(options.sweep), shared.find_project_root())
+    words = ["kvlab submit", os.path.basename(file) if file.startswith(os.pardir) else file]
+    words += ["--scale", options.scale] if options.scale else []
+    words += ["--executor", options.executor] if options.executor != DEFAULT_EXECUTOR else []
+    return " ".join(words)
 
 
 def _name_stage(stage: Stage) -> str:
