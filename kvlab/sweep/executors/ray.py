@@ -12,6 +12,7 @@ import secrets
 import socket
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterable
 from typing import Any, TextIO
 
@@ -37,6 +38,9 @@ ANSWER_SECONDS = 90.0
 
 START_ATTEMPTS = 3
 """Of a local cluster. Ray gives its daemon 30 seconds, too few on a machine with other load."""
+
+LISTENER_SECONDS = 60.0
+"""Time for a cluster that is being started to listen. Ray itself would try for many minutes."""
 
 _LOST_MACHINE = (ray.exceptions.NodeDiedError, ray.exceptions.LocalRayletDiedError)
 
@@ -164,6 +168,7 @@ class RayExecutor:
     def _connect(self) -> None:
         quiet: dict[str, Any] = {"logging_level": logging.ERROR, "log_to_driver": False}
         if self._address is not None:
+            _await_listener(self._address)
             self._raylet = _raylet_socket(ray.init(address=self._address, **quiet))
             return
         # Ray would keep the token of a cluster in HOME, which may not be writable, and announce it
@@ -245,6 +250,31 @@ class _RayOutputFilter:
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._stream, name)
+
+
+def _await_listener(address: str) -> None:
+    """Wait until something listens at ``HOST:PORT``; names such as ``auto`` are Ray's to find.
+
+    Raises:
+        OSError: The host is not known, or nothing listens in time.
+    """
+    host, _, port = address.removeprefix("ray://").rpartition(":")
+    ends, waits = time.monotonic() + LISTENER_SECONDS, False
+    while host and port.isdigit():
+        try:
+            socket.create_connection((host.strip("[]"), int(port)), timeout=5).close()
+            return
+        except socket.gaierror:
+            raise
+        except OSError as error:
+            if time.monotonic() >= ends:
+                text = f"nothing listens there ({error.strerror or error})"
+                raise ConnectionError(f"{text}, {LISTENER_SECONDS:g} s long") from None
+            if not waits:
+                text = f"nothing listens at {address} yet; waiting for {LISTENER_SECONDS:g} s"
+                print(text, file=sys.stderr, flush=True)
+        waits = True
+        time.sleep(0.5)
 
 
 def _raylet_socket(context: Any) -> str:

@@ -1,5 +1,7 @@
 """The Ray executor. All tests share one local cluster."""
 
+import socket
+import time
 from dataclasses import replace
 from types import SimpleNamespace
 
@@ -11,6 +13,7 @@ from kvlab.errors import ResourceError
 from kvlab.store import Store
 from kvlab.sweep import Driver
 from kvlab.sweep.executors import make_executor
+from kvlab.sweep.executors import ray as ray_executor
 from tests.contracts.executor_contract import ExecutorContract, Scripted, some_trial, until_ended
 from tests.support import stub_trials
 from tests.support.stub_trials import StubRun, read_numbers, tiny_plan
@@ -49,6 +52,21 @@ def test_a_local_cluster_that_starts_too_slowly_is_started_again(
     with pytest.raises(ResourceError, match=message):
         make_executor("ray", scripts)
     assert len(set(calls)) == len(calls) == attempts
+
+
+def test_a_cluster_that_is_being_started_is_waited_for(monkeypatch, scripts, capsys):
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))  # refuses until it listens
+        address = f"127.0.0.1:{listener.getsockname()[1]}"
+        monkeypatch.setattr(ray_executor, "LISTENER_SECONDS", 0.1)
+        with pytest.raises(ResourceError, match="nothing listens there"):
+            make_executor("ray", scripts, address)
+        monkeypatch.setattr(ray_executor, "LISTENER_SECONDS", 30.0)
+        monkeypatch.setattr(time, "sleep", lambda _: listener.listen())
+        monkeypatch.setattr(ray, "init", lambda **_: pytest.fail("Ray was asked"))
+        with pytest.raises(pytest.fail.Exception, match="Ray was asked"):
+            make_executor("ray", scripts, address)
+    assert f"nothing listens at {address} yet" in capsys.readouterr().err
 
 
 class TestRay(ExecutorContract):
