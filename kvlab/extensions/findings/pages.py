@@ -266,6 +266,8 @@ def _judge(holds: str | None, verdict_name: str, words: str, is_explored: bool) 
     """Return whether a claim holds, with the words of the report's verdict."""
     if holds is None or is_explored or verdict_name in _UNTESTED:
         return EXPLORED
+    if verdict_name == "unbounded":
+        return "undecided, as a training went wrong"
     shown, refuted = HOLDS[holds]
     if verdict_name not in shown | refuted:
         return "undecided"

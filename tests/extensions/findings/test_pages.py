@@ -63,6 +63,13 @@ def write_record(project, record, name="made", **decide):
                 archive.add(file, file.relative_to(store.path))
 
 
+def spoil(result, levels, seed):
+    """Let one training go wrong by less than the margin."""
+    if levels["heads"] == "mqa" and seed == SEEDS[0]:
+        for name in ("loss", "loss_served"):
+            result["measurements"][name] += 1.0
+
+
 @pytest.fixture(scope="module")
 def studies(tmp_path_factory):
     folder = tmp_path_factory.mktemp("studies")
@@ -70,6 +77,8 @@ def studies(tmp_path_factory):
     write_record(folder, RECORD, "claimed", claims=["sharing=trained"])
     write_record(folder, Record(factors=HEADS, effects={}, noise=1.0), "noisy")
     write_record(folder, Record(factors=HEADS, seeds=(0,)), "once")
+    spoiled = Record(factors=HEADS, seeds=SEEDS, effects={}, noise=1e-3, change=spoil)
+    write_record(folder, spoiled, "wrong", margin=5.0)
     return read_studies(folder / "reports", folder / "read")
 
 
