@@ -105,8 +105,8 @@ def _multiply_in_float32(a: Tensor, b: Tensor) -> Tensor:
 
 
 def _split_inputs(a: Tensor, b: Tensor, count: int) -> Iterator[tuple[Tensor, Tensor]]:
-    """Yield parts of a (M, K) and b (K, N) of at most ``count`` inputs, whose products add up."""
-    yield from zip(torch.split(a, count, 1), torch.split(b, count, 0), strict=True)
+    """Return parts of a (M, K) and b (K, N) of at most ``count`` inputs, whose products add up."""
+    return zip(torch.split(a, count, 1), torch.split(b, count, 0), strict=True)
 
 
 INT8_KERNELS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
