@@ -78,9 +78,8 @@ def test_each_pair_is_scored_as_if_alone(serving):
 def test_one_shot_a_context_is_computed_once(monkeypatch):
     sizes, make = [], scoring.TreePass
     monkeypatch.setattr(scoring, "TreePass", lambda *a: sizes.append(a[2].shape) or make(*a))
-    score_pairs(
-        MODEL, some_pairs()[:3]
-    )  # endings of 1, 4 and 2 tokens, of which none feeds its last
+    # endings of 1, 4 and 2 tokens, of which none feeds its last
+    score_pairs(MODEL, some_pairs()[:3])
     assert sizes == [(1, 7 + 0 + 3 + 1)]
 
 

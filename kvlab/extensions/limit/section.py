@@ -11,29 +11,26 @@ from kvlab.report.benchmark_plots import cell_lines
 def report_limit(study: Study) -> doc.Section | None:
     """Report how many sequences of each cell fit, by trying and by the formula."""
     lines = {
-        levels: [line for line in cell_lines(study, levels) if line["part"] == "limit"]
+        levels: {one["metric"]: one for one in cell_lines(study, levels) if one["part"] == "limit"}
         for levels in study.cells
     }
-    values = {
-        levels: {line["metric"]: line["value"] for line in found} for levels, found in lines.items()
-    }
-    base = values.get(study.baseline, {}).get("largest_batch")
+    base = lines.get(study.baseline, {}).get("largest_batch")
 
     def entries(levels: Levels) -> doc.Entries:
-        tried = values[levels].get("largest_batch")
-        yield "sequences", cols.number_cell(tried, fmt.format_significant)
-        ratio = tried / base if tried is not None and base else None
+        tried = lines[levels].get("largest_batch")
+        formula = lines[levels].get("largest_batch_formula")
+        if tried is None or formula is None:
+            return
+        yield "tokens", tried["context_length"]
+        yield "sequences", cols.number_cell(tried["value"], fmt.format_significant)
+        ratio = tried["value"] / base["value"] if base and base["value"] else None
         yield "of the baseline's", cols.number_cell(ratio, fmt.format_ratio)
-        formula = values[levels].get("largest_batch_formula")
-        yield "by formula", cols.number_cell(formula, fmt.format_significant)
+        yield "by formula", cols.number_cell(formula["value"], fmt.format_significant)
 
-    found = [line for own in lines.values() for line in own]
-    if not found:
-        return None
-    one, notes = found[0], {line["note"] for line in found if line["metric"] == "largest_batch"}
+    notes = {own["largest_batch"]["note"] for own in lines.values() if "largest_batch" in own}
     caption = (
-        f"Sequences that fit, each with a prompt of {one['prompt_tokens']:,} tokens and a cache for"
-        f" {one['context_length']:,} ({cols.join_names(sorted(notes))}); mean over seeds. By"
-        " formula: what weights and stored K/V leave room for."
+        f"Sequences of so many tokens that fit ({cols.join_names(sorted(notes))}); mean over seeds."
+        " By formula: what weights and stored K/V leave room for."
     )
-    return doc.Section("Largest batch", (cols.cells_table(study, "limit", caption, entries),))
+    table = cols.cells_table(study, "limit", caption, entries)
+    return doc.Section("Largest batch", (table,)) if table.rows else None

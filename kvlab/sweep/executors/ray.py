@@ -268,8 +268,8 @@ def _await_listener(address: str) -> None:
             raise
         except OSError as error:
             if time.monotonic() >= ends:
-                text = f"nothing listens there ({error.strerror or error})"
-                raise ConnectionError(f"{text}, {LISTENER_SECONDS:g} s long") from None
+                text = f"nothing has listened there for {LISTENER_SECONDS:g} s"
+                raise ConnectionError(f"{text} ({error.strerror or error})") from None
             if not waits:
                 text = f"nothing listens at {address} yet; waiting for {LISTENER_SECONDS:g} s"
                 print(text, file=sys.stderr, flush=True)

@@ -59,7 +59,7 @@ def test_a_cluster_that_is_being_started_is_waited_for(monkeypatch, scripts, cap
         listener.bind(("127.0.0.1", 0))  # refuses until it listens
         address = f"127.0.0.1:{listener.getsockname()[1]}"
         monkeypatch.setattr(ray_executor, "LISTENER_SECONDS", 0.1)
-        with pytest.raises(ResourceError, match="nothing listens there"):
+        with pytest.raises(ResourceError, match="nothing has listened there"):
             make_executor("ray", scripts, address)
         monkeypatch.setattr(ray_executor, "LISTENER_SECONDS", 30.0)
         monkeypatch.setattr(time, "sleep", lambda _: listener.listen())
