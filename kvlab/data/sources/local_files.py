@@ -102,7 +102,8 @@ def _find_files(data: DataConfig) -> tuple[list[Path], list[Path]]:
             _refuse(data, number, rule)
         else:
             found.add(path)
-    full = sorted({path.resolve() for path in found if _read_size(path)})
+    # links are not followed: a link's own name has the format, and its target may have no suffix
+    full = sorted({path.absolute() for path in found if _read_size(path)})
     if not full:
         names = ", ".join(data.paths)
         raise DataError(f"data.paths = {names} has only empty files; name text", field="data.paths")
@@ -144,6 +145,6 @@ def _check_is_text(path: Path, data: DataConfig) -> None:
         rule = f"cannot be read ({error.strerror})"
     except UnicodeDecodeError as error:
         rule = f"is not UTF-8 at byte {error.start}; convert it"
-    folders = [Path(name).expanduser().resolve() for name in data.paths]
+    folders = [Path(name).expanduser().absolute() for name in data.paths]
     number = next(i for i, folder in enumerate(folders) if folder in (path, *path.parents))
     _refuse(data, number, f": {path.name} {rule}")

@@ -39,6 +39,21 @@ def test_folders_are_walked_and_ignored_files_are_reported(tmp_path):
     assert ".md" in messages[0]
 
 
+def test_a_link_has_the_format_of_its_own_name(tmp_path):
+    """As in a cache whose files are named by their hash."""
+    blob = write_jsonl(tmp_path / "blobs" / "0f3a", ["one", "two"])
+    (tmp_path / "in").mkdir()
+    (tmp_path / "in" / "x.jsonl").symlink_to(blob)
+    assert texts(config(tmp_path / "in")) == ["one", "two"]
+    assert dataset_identity(config(tmp_path / "in")) == dataset_identity(
+        config(write_jsonl(tmp_path / "plain.jsonl", ["one", "two"]))
+    )
+    blob.write_bytes(b"\xff")
+    with pytest.raises(DataError, match=r"x\.jsonl is not UTF-8 at byte 0") as refused:
+        dataset_identity(config(tmp_path / "in"))
+    assert refused.value.field == "data.paths.0"
+
+
 def test_identity_depends_on_contents_not_on_names_locations_or_order(tmp_path):
     one = write_jsonl(tmp_path / "one.jsonl", stories(3))
     two = write_jsonl(tmp_path / "two.jsonl", stories(3, seed=1))
