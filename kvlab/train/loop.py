@@ -180,8 +180,11 @@ class _Run:
 
     def load_state(self) -> TrainingState:
         """Resume from the newest checkpoint, branch from a trunk, or begin a new training."""
-        state = self.checkpoints.resume(self.model, self.stepper.optimizer)
-        if state is None:
+        resume = partial(self.checkpoints.resume, self.model, self.stepper.optimizer)
+        state = resume()
+        # every worker has looked before rank zero branches, or the last would find its checkpoint
+        missing = torch.tensor(state is None, dtype=torch.int32, device=self.device)
+        if self.workers.all_reduce_sum(missing).item():
             if self.initial_weights is not None and self.workers.is_rank_zero:
                 self.initial_weights.load(self.model)
             if self.trunk is not None:
@@ -189,7 +192,7 @@ class _Run:
                 last = stable if self.until is None else min(stable, self.until)
                 branch = partial(self.checkpoints.branch, self.trunk, last)
                 if self.workers.broadcast_decision(branch, self.device):
-                    state = self.checkpoints.resume(self.model, self.stepper.optimizer)
+                    state = resume()
         self.stepper.connect_workers()
         state = state or TrainingState(code=[])
         state.code = list(dict.fromkeys((*state.code, *self.code)))

@@ -2,6 +2,7 @@
 
 import gc
 import socket
+import time
 from functools import partial
 
 import pytest
@@ -11,6 +12,7 @@ from torch import multiprocessing
 
 from kvlab.errors import Paused, ResourceError, Stopped
 from kvlab.fs.sealed_files import read_sealed_json
+from kvlab.train.checkpoint import Trunk
 from kvlab.train.loop import train
 from kvlab.train.train_step import TrainStepper, WorkerGroup
 from kvlab.train.training_record import load_training_record
@@ -27,11 +29,12 @@ def free_port():
         return listener.getsockname()[1]
 
 
-def worker(rank, port, directory, of, stop_after, until=None):
+def worker(rank, port, directory, of, stop_after, until, trunk):
     torch.set_num_threads(1)
     # a graph of the whole pass as on a GPU, without the minute that making machine code takes
     torch.compile = partial(torch.compile, backend="aot_eager")
     dist.init_process_group("gloo", init_method=f"tcp://127.0.0.1:{port}", rank=rank, world_size=2)
+    time.sleep(rank / 4)  # the leader never waits for the others by chance
     calls = iter(range(1, 1000))
     said = []
     try:
@@ -44,6 +47,7 @@ def worker(rank, port, directory, of, stop_after, until=None):
             on_progress=said.append,
             should_stop=lambda: next(calls) == stop_after,
             until=until,
+            trunk=trunk,
         )
     except Stopped:
         assert stop_after
@@ -53,34 +57,41 @@ def worker(rank, port, directory, of, stop_after, until=None):
     dist.destroy_process_group()
 
 
-def run_two(directory, of, stop_after=0, until=None):
+def run_two(directory, of, stop_after=0, until=None, trunk=None):
     """In processes that fork from one which has torch already, so that each is there at once."""
     multiprocessing.set_forkserver_preload([__name__])
-    multiprocessing.start_processes(
-        worker, (free_port(), directory, of, stop_after, until), nprocs=2, start_method="forkserver"
-    )
+    arguments = free_port(), directory, of, stop_after, until, trunk
+    multiprocessing.start_processes(worker, arguments, nprocs=2, start_method="forkserver")
 
 
 def test_two_workers_lose_as_one_with_accumulation(tmp_path):
-    """They stop, pause at a rung of a search, and go on."""
-    together = check_two_workers(tmp_path, SHAPE, STEPS, stop_after=23, until=36)
+    """They branch from a shared stable phase, stop, pause at a rung of a search, and go on."""
+    steps = STEPS | {"schedule": "wsd", "warmup_tokens": 64 * 4, "decay_tokens": 64 * 10}
+    longer = experiment(SHAPE, steps | {"tokens": 64 * 60}, resources={"microbatch_tokens": 16})
+    trunk = Trunk(tmp_path / "trunk", frozenset([8]))
+    with pytest.raises(Paused):
+        train(model(longer), DATA, longer, seed=0, directory=tmp_path / "a", until=8, trunk=trunk)
+    together = check_two_workers(tmp_path, SHAPE, steps, stop_after=15, until=36, trunk=trunk)
     assert read_sealed_json(tmp_path / "two" / "rungs.json")["rungs"]["36"]["step"] == 36
-    assert (together.workers, together.resumed_from, len(together.train_curve)) == (2, [23, 36], 40)
+    assert (together.workers, together.branched_at, len(together.train_curve)) == (2, 8, 40)
+    assert together.resumed_from == [8, 23, 36]
     assert together.train_curve[0][2] - together.train_curve[-1][2] > 0.5, "it learnt something"
 
 
-def check_two_workers(folder, shape, steps, tolerance=1e-5, compiled=False, stop_after=0, until=0):
-    """Train by one and by two processes, which may stop or pause once; compare; return the pair's
-    record."""
+def check_two_workers(
+    folder, shape, steps, tolerance=1e-5, compiled=False, stop_after=0, until=0, trunk=None
+):
+    """Train by one and by two processes, which may branch, and stop or pause once; compare; return
+    the pair's record."""
     resources = {"microbatch_tokens": 16}
     one = experiment(shape, steps, resources=resources)
     both = experiment(shape, {**steps, "compile": compiled}, resources=resources | {"workers": 2})
     alone = train(model(one), DATA, one, seed=0, directory=folder / "one")
     for interrupted in ({"stop_after": stop_after}, {"until": until}):
         if any(interrupted.values()):
-            run_two(folder / "two", both, **interrupted)
+            run_two(folder / "two", both, **interrupted, trunk=trunk)
             assert load_training_record(folder / "two") is None
-    run_two(folder / "two", both)
+    run_two(folder / "two", both, trunk=trunk)
     together = load_training_record(folder / "two")
     assert_same_losses(together, alone, tolerance)
     return together
