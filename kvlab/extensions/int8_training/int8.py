@@ -100,7 +100,8 @@ def multiply_integers(a: Tensor, b: Tensor) -> Tensor:
 def _multiply_in_float32(a: Tensor, b: Tensor) -> Tensor:
     """Multiply codes in float32, so few of them at a time that every sum is exact."""
     pairs = _split_inputs(a, b, _EXACT_FLOAT32_INPUTS)
-    first, *others = ((left.float() @ right.float()).int() for left, right in pairs)
+    with torch.autocast(a.device.type, enabled=False):  # which would round the sums
+        first, *others = ((left.float() @ right.float()).int() for left, right in pairs)
     return sum(others, first)
 
 

@@ -135,10 +135,11 @@ def test_results_and_gradients_are_those_of_a_float64_model(flags, rows):
         assert np.abs(ours.numpy() - theirs).max() <= 2e-6 * np.abs(theirs).max()
 
 
-def test_under_autocast_values_are_rounded_to_its_dtype_and_sums_are_not():
+@pytest.mark.parametrize("kernel", sorted({select_int8_kernel(CPU), "float32"}))
+def test_under_autocast_values_are_rounded_to_its_dtype_and_sums_are_not(kernel):
     x, w, g = (torch.from_numpy(draw(*size)) for size in ((40, 16), (24, 16), (40, 24)))
     x.requires_grad_(), w.requires_grad_()
-    layer = Int8Linear(INT8_PRODUCTS, select_int8_kernel(CPU))
+    layer = Int8Linear(INT8_PRODUCTS, kernel)
     with torch.autocast("cpu", torch.bfloat16):
         out = layer(x, w, None)
     assert out.dtype == torch.bfloat16

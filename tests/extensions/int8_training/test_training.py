@@ -54,9 +54,10 @@ def test_microbatches_change_the_gradient_of_the_weight_alone():
     assert change > 1e-4
 
 
-def test_a_compiled_layer_is_one_graph_and_the_same_layer():
+@pytest.mark.parametrize("kernel", sorted({select_int8_kernel(torch.device("cpu")), "float32"}))
+def test_a_compiled_layer_is_one_graph_and_the_same_layer(kernel):
     layer = Linear(16, 24)
-    layer.products = Int8Linear(tuple(ALL["int8"]), select_int8_kernel(torch.device("cpu")))
+    layer.products = Int8Linear(tuple(ALL["int8"]), kernel)
     x, results = torch.randn(2, 20, 16), []
     for call in (layer, torch.compile(layer, backend="aot_eager", fullgraph=True)):
         inputs = x.clone().requires_grad_()
