@@ -17,8 +17,8 @@ BIN := .venv/bin
 READY := .venv/.ready
 DEV := .venv/.dev
 
+# Not with -o pipefail in .SHELLFLAGS: make 3.81, which macOS has, does not know it.
 SHELL := bash
-.SHELLFLAGS := -o pipefail -c
 
 # For the demo Python compiles the modules that it imports; pip would compile all, on one core.
 unexport PYTHONDONTWRITEBYTECODE
@@ -37,8 +37,8 @@ $(READY) $(DEV): pyproject.toml constraints.txt
 	@test -n "$(PYTHON)" || { echo "kvlab needs Python 3.11 to 3.14; none was found"; exit 1; }
 	@echo "== setting up .venv with $(PYTHON): two to three minutes, most of them for torch, Ray, MLflow"
 	@$(PYTHON) -m venv .venv
-	@PYTHONUNBUFFERED=1 $(BIN)/python -m pip install --disable-pip-version-check --progress-bar off \
-	  --no-compile -c constraints.txt -e ".$(EXTRA)" | { grep --line-buffered -oE \
+	@set -o pipefail; PYTHONUNBUFFERED=1 $(BIN)/python -m pip install --disable-pip-version-check \
+	  --progress-bar off --no-compile -c constraints.txt -e ".$(EXTRA)" | { grep --line-buffered -oE \
 	  '(Downloading|Using cached|Processing) [^ ]+[.](whl|tar[.]gz)( .*)?$$|^Installing collected packages' || :; }
 	@$(COMPILE)
 	@touch $(READY) $@
