@@ -23,7 +23,7 @@ def cgroups(tmp_path, monkeypatch):
 
     monkeypatch.setattr(machine, "_CGROUPS", tmp_path / "fs")
     monkeypatch.setattr(machine, "_OWN_CGROUPS", tmp_path / "own")
-    monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(64)))
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(64)), raising=False)
     for name in ("SLURM_CPUS_PER_TASK", "SLURM_CPUS_ON_NODE"):
         monkeypatch.delenv(name, raising=False)
     return enter

@@ -17,6 +17,8 @@ reduces it.
 import hashlib
 import json
 import platform
+import subprocess
+import sys
 from collections.abc import Callable
 from dataclasses import asdict
 from typing import Any
@@ -111,7 +113,11 @@ def processor_name() -> str:
                     return value.strip()
     except OSError:
         pass
-    return platform.machine()
+    name = ""
+    if sys.platform == "darwin":
+        command = ["/usr/sbin/sysctl", "-n", "machdep.cpu.brand_string"]
+        name = subprocess.run(command, capture_output=True, text=True, check=False).stdout.strip()
+    return name or platform.machine()
 
 
 def measure_bandwidth(device: torch.device) -> float:

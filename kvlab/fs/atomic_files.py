@@ -20,7 +20,9 @@ from typing import Any
 from kvlab.errors import StoreError
 from kvlab.fs.lease import Fence
 
-_NO_HARD_LINKS = (errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK, errno.EACCES)
+_NO_HARD_LINKS = (
+    errno.EPERM, errno.EOPNOTSUPP, errno.ENOTSUP, errno.ENOSYS, errno.EMLINK, errno.EACCES
+)  # fmt: skip
 
 
 def replace_file(source: str | Path, target: str | Path, fence: Fence | None = None) -> None:

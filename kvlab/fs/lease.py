@@ -171,7 +171,7 @@ def create_lease(path: Path, number: int) -> Fence | None:
                 return None
             # In ascending order: as long as one number exists, all above it do.
             for older in (n for n in numbers if n < number):
-                with contextlib.suppress(IsADirectoryError):  # no lease, so it may stay
+                if not os.path.isdir(lease_path(path, older)):  # no lease, so it may stay
                     Path(lease_path(path, older)).unlink(missing_ok=True)
         except (OSError, StoreError):
             Path(file_path).unlink(missing_ok=True)
@@ -275,13 +275,23 @@ def is_process_dead(identity: ProcessIdentity) -> bool:
         return False
     state, born = _process_state(int(identity["pid"]))
     is_pid_reused = "" not in (born, identity["born"]) and born != identity["born"]
-    return state in ("Z", "X") or is_pid_reused
+    return state in ("Z", "X", "zombie") or is_pid_reused
 
 
 def _process_state(pid: int) -> tuple[str, str]:
-    """Return state and start time (clock ticks since boot) of a process; empty if unknown."""
+    """Return state and start time of a process; empty if unknown.
+
+    On Linux the time is in clock ticks since boot, which no setting of the clock changes.
+    """
     fields = _read_text(f"/proc/{pid}/stat").rpartition(")")[2].split()
-    return (fields[0], fields[19]) if len(fields) > 19 else ("", "")
+    if len(fields) > 19:
+        return fields[0], fields[19]
+    import psutil  # macOS has no /proc
+
+    with contextlib.suppress(psutil.Error):
+        process = psutil.Process(pid)
+        return process.status(), str(process.create_time())
+    return "", ""
 
 
 def _read_text(path: str) -> str:

@@ -213,7 +213,7 @@ def check_file(path: str | Path, seal: FileSeal, *, contents: bool = True) -> No
         raise RecordDamaged(f"{path} is damaged: its contents do not have their sha256")
 
 
-_NO_FILE = (errno.EINVAL, errno.ENXIO, errno.EISDIR, errno.ELOOP)
+_NO_FILE = (errno.EINVAL, errno.ENXIO, errno.EOPNOTSUPP, errno.EISDIR, errno.ELOOP)
 
 
 def _explain(path: str | Path, error: OSError) -> StoreError:

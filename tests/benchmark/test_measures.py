@@ -2,6 +2,9 @@
 
 import itertools
 import json
+import platform
+import subprocess
+import sys
 from dataclasses import replace
 from types import SimpleNamespace
 
@@ -90,6 +93,20 @@ def test_a_book_is_joined_into_lines_without_what_gutenberg_puts_around_it(book)
     frame = "Title\n*** START OF THE BOOK ***\n{}\n*** END OF THE BOOK ***\nLicence\n"
     book.write_text(frame.format(book.read_text()))
     assert read_book(book, "bytes") == ids
+
+
+def test_a_mac_names_its_processor(monkeypatch):
+    """It has no /proc/cpuinfo, and its architecture is that of several processors."""
+
+    def refuse(*_, **__):
+        raise FileNotFoundError
+
+    monkeypatch.setattr(device_peaks, "open", refuse, raising=False)
+    monkeypatch.setattr(sys, "platform", "darwin")
+    said = iter(["Apple M2 Pro\n", ""])
+    monkeypatch.setattr(subprocess, "run", lambda *_, **__: SimpleNamespace(stdout=next(said)))
+    names = [device_peaks.processor_name() for _ in range(2)]
+    assert names == ["Apple M2 Pro", platform.machine()]
 
 
 def test_the_task_is_256_and_256(book):

@@ -15,6 +15,8 @@ class CPUKernelContract(ABC):
 
     kernel: object
     tolerance = 1e-5
+    is_here = True
+    """Whether this machine's torch has what the kernel needs."""
 
     @abstractmethod
     def cases(self):
@@ -47,6 +49,8 @@ class CPUKernelContract(ABC):
 
     @kernels_on
     def test_the_cases_run_the_fast_code_until_it_is_switched_off(self):
+        if not self.is_here:
+            pytest.skip("torch has not what it needs")
         for args in self.cases():
             with _gradient_mode(args):
                 assert self.kernel.is_fast(*args)

@@ -1,15 +1,19 @@
 """Files that are written whole or not at all."""
 
+import errno
 import math
 import os
+import runpy
 import subprocess
 import sys
 
 import pytest
 
-from kvlab.errors import StoreError
+from kvlab.errors import RecordDamaged, StoreError
+from kvlab.fs import atomic_files
 from kvlab.fs.atomic_files import read_json, write_json
 from kvlab.fs.lock import Lock
+from kvlab.fs.sealed_files import read_sealed_json
 
 FULL = """
 import resource, signal, sys
@@ -47,3 +51,29 @@ def test_json_comes_back_and_other_files_and_nan_are_refused(tmp_path):
     (tmp_path / "y.json").write_text('{"a": 1')
     with pytest.raises(StoreError, match=r"y\.json cannot be read"):
         read_json(tmp_path / "y.json")
+
+
+def test_a_file_system_without_hard_links_is_enough_on_macos_too(tmp_path, monkeypatch):
+    """ENOTSUP is a number of its own there; on Linux it is EOPNOTSUPP."""
+
+    def link(*_):
+        raise OSError(45, "Operation not supported")
+
+    monkeypatch.setattr(errno, "ENOTSUP", 45)
+    monkeypatch.setattr(os, "link", link)
+    write_atomic = runpy.run_path(atomic_files.__file__)["write_atomic"]
+    write_atomic(tmp_path / "result.json", "first", once=True)
+    with pytest.raises(FileExistsError):
+        write_atomic(tmp_path / "result.json", "second", once=True)
+    assert (tmp_path / "result.json").read_text() == "first"
+    assert os.listdir(tmp_path) == ["result.json"]
+
+
+@pytest.mark.parametrize("code", [errno.ENXIO, errno.EOPNOTSUPP])  # Linux's, macOS's
+def test_a_socket_in_the_place_of_a_record_is_damage(tmp_path, monkeypatch, code):
+    def refuse(*_):
+        raise OSError(code, os.strerror(code))
+
+    monkeypatch.setattr(os, "open", refuse)
+    with pytest.raises(RecordDamaged):
+        read_sealed_json(tmp_path / "result.json")

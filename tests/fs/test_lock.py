@@ -1,5 +1,6 @@
 """Locks and leases between processes."""
 
+import errno
 import json
 import os
 import signal
@@ -8,6 +9,7 @@ import sys
 import time
 from pathlib import Path
 
+import psutil
 import pytest
 
 from kvlab.errors import StoreError, UsageError
@@ -169,8 +171,18 @@ def test_a_heartbeat_keeps_a_lease_and_silence_ends_it_whatever_the_wall_clock_s
     assert not os.path.exists(lease_file)
 
 
-def test_a_dead_process_is_recognized_only_on_its_own_machine(tmp_path, watcher):
+@pytest.mark.parametrize("has_proc", [True, False])  # macOS has none
+def test_a_dead_process_is_recognized_only_on_its_own_machine(
+    tmp_path, watcher, monkeypatch, has_proc
+):
+    monkeypatch.setattr(lease, "_process_identity", lease._process_identity.__wrapped__)
+    if not has_proc:
+        monkeypatch.setattr(lease, "_read_text", lambda _: "")
     process = start_python("")
+    while psutil.Process(process.pid).status() != psutil.STATUS_ZOMBIE:
+        time.sleep(0.01)
+    write_foreign_lease(tmp_path / "lock", **{**lease.process_identity(), "pid": process.pid})
+    assert not watcher.is_held(tmp_path / "lock"), "it has ended"
     process.wait()
     dead = {**lease.process_identity(), "pid": process.pid}
     write_foreign_lease(tmp_path / "lock", **dead)
@@ -237,6 +249,14 @@ def test_a_lease_that_nobody_writes_so_is_given_up_after_that_of_the_watcher(
         looks.append(watcher.is_held(tmp_path / "lock"))
     assert looks == [True] * 4 + [False]
     assert Lock(tmp_path / "lock").acquire(timeout=0.0) is None, "a new watcher looks first"
+    remove = os.unlink
+
+    def unlink(name, **options):
+        if os.path.isdir(name):  # as macOS says it; Linux says EISDIR
+            raise PermissionError(errno.EPERM, "Operation not permitted", str(name))
+        remove(name, **options)
+
+    monkeypatch.setattr(os, "unlink", unlink)
     fence = create_lease(tmp_path / "lock", 2)
     assert fence is not None
     assert fence.holds()

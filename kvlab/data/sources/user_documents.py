@@ -38,7 +38,8 @@ class UserDocuments(TextSource):
         files: dict[Path, str] = {}
         for number, name in enumerate(data.paths):
             path = Path(name).expanduser()
-            inside = {one: str(one.relative_to(path)) for one in path.rglob("*") if one.is_file()}
+            found_there = filter(Path.is_file, path.rglob("[!.]*"))  # file managers hide theirs
+            inside = {one: str(one.relative_to(path)) for one in found_there}
             if not (inside := {path: path.name} if path.is_file() else inside):
                 text = f"data.paths.{number} = {name} is no file, and no folder that has one"
                 raise DataError(f"{text}; name what is to be read", field=f"data.paths.{number}")

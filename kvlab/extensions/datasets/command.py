@@ -27,7 +27,7 @@ examples:
   kvlab data get hellaswag
   kvlab data prepare experiments/quickstart.yaml
   kvlab data prepare fineweb-edu-10b --set data.max_tokens=2e9
-  kvlab data prepare files --set data.paths=[books/] --set data.tokenizer=gpt2:4096
+  kvlab data prepare files --set 'data.paths=[books/]' --set data.tokenizer=gpt2:4096
   kvlab data list
 """
 

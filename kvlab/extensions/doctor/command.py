@@ -107,7 +107,9 @@ def _check_torch() -> Iterator[Check]:
         else:
             yield Check("compiler", "ok", f"Triton, with {compiler}")
     elif shutil.which("nvidia-smi") is None:
-        yield Check("GPU", "note", "none visible; experiments with resources.gpus need one")
+        is_apple = torch.backends.mps.is_available()
+        found = "Apple's, which kvlab does not use" if is_apple else "none visible"
+        yield Check("GPU", "note", f"{found}; experiments with resources.gpus need a CUDA device")
     else:
         cuda = torch.version.cuda
         built = f"CUDA {cuda}" if cuda else "CPU"

@@ -118,7 +118,7 @@ def read_status_bytes(key: str) -> int:
     Raises:
         OSError: the system does not state it.
     """
-    for line in _STATUS.read_text().splitlines():
+    for line in _STATUS.read_text().splitlines() if _STATUS.exists() else ():
         name, _, value = line.partition(":")
         if name == key:
             return int(value.split()[0]) * 1024

@@ -86,6 +86,12 @@ def test_the_text_of_the_file_and_what_it_reads_are_in_the_identities(tmp_path, 
     found = [dataset_identity(one) for one in (plain, edited, fewer, first)]
     (tmp_path / "a.csv").write_text("2\n")
     assert len({*found, dataset_identity(first)}) == 5
+    (tmp_path / "texts").mkdir()
+    (tmp_path / "texts" / "a.csv").write_text("2\n")
+    folder = load(tmp_path, text=read, paths=[str(tmp_path / "texts")])
+    before = dataset_identity(folder)
+    (tmp_path / "texts" / ".DS_Store").write_bytes(b"\0Bud1")  # of macOS, for a folder looked at
+    assert dataset_identity(folder) == before
     assert dataset_identity(commented) == found[0]
     own = "    def fingerprint(self, data):\n        return open('version').read()\n\n    def documents"
     marked = load(tmp_path, text=EXAMPLE.read_text().replace("    def documents", own))

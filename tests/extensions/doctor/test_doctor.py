@@ -60,6 +60,7 @@ GPU = {
         ({"is_available": False}, "GPU", "wrong", "for CUDA 12.8 sees no GPU"),
         ({"is_available": False, "built": None}, "GPU", "wrong", "for CPU sees no GPU"),
         ({"is_available": False, "nvidia-smi": None}, "GPU", "note", "none visible"),
+        ({"is_available": False, "nvidia-smi": None, "mps": True}, "GPU", "note", "Apple's"),
     ],
 )
 @pytest.mark.usefixtures("_no_ray")
@@ -68,6 +69,7 @@ def test_doctor_looks_at_what_a_gpu_needs(facts, name, state, words, monkeypatch
     for key in GPU:
         monkeypatch.setattr(torch.cuda, key, lambda *_, k=key: facts[k])
     monkeypatch.setattr(torch.version, "cuda", facts["built"])
+    monkeypatch.setattr(torch.backends.mps, "is_available", lambda: facts.get("mps", False))
     for module, name_of, known in (
         (shutil, "which", "nvidia-smi"),
         (importlib.util, "find_spec", "triton"),

@@ -1,5 +1,6 @@
 """The batch search: exact on a known budget, every try gone when it is over."""
 
+import sys
 from types import SimpleNamespace
 
 import psutil
@@ -11,8 +12,14 @@ from kvlab.benchmark.session import BenchmarkSettings, Session, Variant
 from kvlab.errors import MeasurementError
 from kvlab.extensions.limit import max_batch_search
 from kvlab.extensions.limit.max_batch_search import find_largest_batch, fits_in_new_process
-from kvlab.extensions.limit.measure import DecodeAttempt, limit_cuda_memory, measure
+from kvlab.extensions.limit.measure import (
+    DecodeAttempt,
+    limit_cuda_memory,
+    limit_private_memory,
+    measure,
+)
 from kvlab.model import GPT
+from kvlab.model.kernels import malloc
 from kvlab.spec import ModelConfig, ServingConfig
 from tests.contracts.measure_contract import check_measure
 from tests.extensions.limit.attempts import Budget, Failing, Littered
@@ -56,11 +63,22 @@ def test_only_a_failure_for_want_of_memory_is_a_limit():
         fits_in_new_process(Failing(1, signal=None), 3)
 
 
+on_linux = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="only Linux limits it")
+
+
+def test_a_system_that_limits_no_memory_says_so(monkeypatch, tmp_path):
+    monkeypatch.setattr(malloc, "_STATUS", tmp_path / "status")
+    with pytest.raises(OSError, match="VmData"):
+        limit_private_memory(1)
+
+
+@on_linux
 def test_memory_that_the_process_freed_before_is_no_room():
     """40 MB lie free in the process, and 4 MB may come to them."""
     assert fits_in_new_process(Littered(40_000_000, 4_000_000), 5_000_000) is False
 
 
+@on_linux
 @pytest.mark.faults
 def test_a_real_decode_obeys_its_limit():
     """A cache of 16 MiB a sequence, and 64 MiB: three at most, and room for one."""

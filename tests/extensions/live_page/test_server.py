@@ -115,12 +115,12 @@ def test_nobody_can_keep_the_page_from_others(page, monkeypatch, capfd):
     monkeypatch.setattr(live_server, "REQUEST_SECONDS", 0.5)
     with serve(page) as port, ExitStack() as stack:
         silent = []
-        for number in range(128):
+        for number in range(64):  # a process of macOS has 256 files, and both ends are of this one
             one = stack.enter_context(socket.create_connection(("127.0.0.1", port), 20))
             one.sendall([b"", b"GET", b"GET / HTTP/1.1\r\nHost: x"][number % 3])
             silent.append(one)
         assert ask(port, "/api/sweeps")[0] == 200
-        assert [one.recv(1) for one in silent] == [b""] * 128, "each is closed in its turn"
+        assert [one.recv(1) for one in silent] == [b""] * 64, "each is closed in its turn"
         assert ask(port, "/api/sweeps")[0] == 200
     assert capfd.readouterr() == ("", "")
 

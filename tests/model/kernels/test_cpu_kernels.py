@@ -26,8 +26,12 @@ def random_case(rows, inputs, outputs, requires_grad, has_bias=True):
     return [part if part is None else part.requires_grad_(requires_grad) for part in case]
 
 
+HAS_ONEDNN = torch.backends.mkldnn.is_available()
+
+
 class TestLinearKernel(CPUKernelContract):
     kernel = linear
+    is_here = HAS_ONEDNN
 
     def cases(self):
         shapes = [((1,), 48, 701), ((2, 1), 96, 1000), ((64,), 768, 2304)]
@@ -42,6 +46,7 @@ class TestLinearKernel(CPUKernelContract):
 
 class TestMatmulKernel(CPUKernelContract):
     kernel = matmul_transposed
+    is_here = HAS_ONEDNN
 
     def cases(self):
         yield [torch.randn(200, 64), torch.randn(500, 64)]
