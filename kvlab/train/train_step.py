@@ -303,16 +303,16 @@ class TrainStepper:
         """Return nats per target over ``evaluate_tokens``, in the training's precision."""
         count, validation = self.training.evaluate_tokens, self.dataset.validation
         text = spread_windows(validation, count, self.block_size, self.parts)
-        sums = torch.zeros(2, dtype=torch.float64)
+        total, targets = 0.0, 0.0
         for number, batch in enumerate(text.iter_batches(self.microbatch_rows)):
             if number % self.workers.size == self.workers.rank:
                 x, y = (torch.from_numpy(part).to(self.device) for part in batch)
-                loss = float(self.loss(x, y, eager=len(x) != self.microbatch_rows))
-                sums += torch.tensor([loss, self.loss.count_targets(y)], dtype=torch.float64)
+                total += float(self.loss(x, y, eager=len(x) != self.microbatch_rows))
+                targets += self.loss.count_targets(y)
         if self.workers.size > 1:
-            sums = self.workers.all_reduce_sum(sums.to(self.device))
-        total, count = sums.tolist()
-        return float(total / max(1, count))
+            sums = torch.tensor([total, targets], dtype=torch.float64, device=self.device)
+            total, targets = self.workers.all_reduce_sum(sums).tolist()
+        return total / max(1, targets)
 
 
 def device_microbatch_rows(experiment: Experiment, device: torch.device) -> int:
@@ -417,6 +417,6 @@ def learning_rate(training: TrainingConfig, step: int) -> float:
         decayed = max(0, step - start) / max(1, training.decay_steps)
         share = 1 - math.sqrt(decayed)
     else:  # half a cosine after the warm-up
-        progress = (step - warmup) / max(1, training.steps - warmup)
+        progress = (step - warmup) / (training.steps - warmup)
         share = 0.5 * (1 + math.cos(math.pi * progress))
     return share * peak + (1 - share) * final

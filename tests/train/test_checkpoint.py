@@ -8,12 +8,13 @@ import signal
 import threading
 import time
 from types import SimpleNamespace
+from unittest.mock import Mock
 
 import pytest
 import torch
 from safetensors.torch import load_file
 
-from kvlab.errors import Paused, Stopped, StoreError
+from kvlab.errors import LeaseLost, Paused, Stopped, StoreError
 from kvlab.fs.sealed_files import read_sealed_json, write_sealed_json
 from kvlab.train import checkpoint, loop
 from kvlab.train.checkpoint import Trunk
@@ -181,22 +182,32 @@ def test_a_rung_and_a_trunk_wait_for_their_checkpoint(tmp_path):
     assert (tmp_path / "store" / "long" / "checkpoints" / "step-00000009").is_dir()
 
 
-def test_without_a_number_of_steps_ten_minutes_part_checkpoints(tmp_path, monkeypatch):
-    """A step takes three minutes here: they are due after 4 steps, and after 4 more."""
+@pytest.mark.parametrize(
+    ("seconds", "shared", "expected"), [(0, [], [4, 8, 12, 16]), (60, [6], [4, 6, 13])]
+)
+def test_without_a_number_of_steps_time_parts_checkpoints(
+    tmp_path, monkeypatch, seconds, shared, expected
+):
+    """A step takes three minutes here, so a checkpoint is due 4 steps after the last. If writing it
+    takes a minute, 20 minutes part checkpoints. One that others branch from is always written."""
     saved, now = [], [0.0]
 
     def save(_self, _model, _optimizer, state):
         saved.append(state.step)
+        now[0] += seconds
 
     def take_three_minutes():
         now[0] += 180.0
 
     monkeypatch.setattr(checkpoint.Checkpoints, "save", save)
+    monkeypatch.setattr(checkpoint.Checkpoints, "share", lambda *_: None)
     clock = SimpleNamespace(monotonic=lambda: now[0], perf_counter=time.perf_counter)
     monkeypatch.setattr(loop, "time", clock)
-    of = experiment(training={"checkpoint_every": None, "tokens": 64 * 11})
-    run(tmp_path, of, should_stop=take_three_minutes)
-    assert saved == [4, 8]
+    of = experiment(training={"checkpoint_every": None, "tokens": 64 * 18})
+    trunk = Trunk(tmp_path / "trunk", frozenset(shared))
+    record = run(tmp_path, of, should_stop=take_three_minutes, trunk=trunk)
+    assert saved == expected
+    assert record.checkpoint_seconds == seconds * len(saved)
 
 
 def child(directory, started, fatal_sync, is_background):
@@ -353,6 +364,14 @@ def test_of_two_trainings_that_share_a_step_at_once_the_first_stays(tmp_path, mo
     run_budget(tmp_path / "store" / "long", wsd(14), [8])
     assert [path.name for path in first.parent.iterdir()] == ["of-another"]
     assert [path.name for path in (tmp_path / "store" / "trunk").iterdir()] == ["step-00000008"]
+
+
+def test_a_process_that_has_lost_its_lock_adds_nothing_to_a_trunk(tmp_path):
+    stop_after(tmp_path, 8, wsd(30))
+    fence, trunk = Mock(**{"check.side_effect": LeaseLost("taken over")}), Trunk(tmp_path / "trunk")
+    with pytest.raises(LeaseLost):
+        checkpoint.Checkpoints(tmp_path, "", fence, is_background=False).share(8, trunk)
+    assert not trunk.path(8).exists()
 
 
 def test_a_damaged_trunk_is_not_used(tmp_path, caplog):
