@@ -22,6 +22,7 @@ def test_jsonl_and_txt(tmp_path, packing):
     assert read(path) == TEXTS
     path.write_bytes(path.read_bytes() * 2)  # compressed streams may follow each other
     assert read(path) == TEXTS * 2
+    assert (text_formats.estimate_text_bytes(path, 100) == 100) == (not packing)
     path.write_bytes(PACKINGS[packing](b'{"text": "a"}\n\n  \n{"text": "b"}'))
     assert read(path) == ["a", "b"], "blank lines are skipped"
     path = tmp_path / f"A.TXT{packing}"

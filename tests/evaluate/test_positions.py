@@ -39,6 +39,7 @@ def test_loss_by_position_is_the_loss_of_each_place():
 @pytest.mark.parametrize(("position", "served"), [("learned", True), ("rope", False)])
 def test_it_is_measured_as_asked(position, served):
     evaluation = {"loss_tokens": 96, "served": served, "positions": True}
+    evaluation |= {"served_tokens": 64} if served else {}
     of = experiment({**SHAPE, "position": position}, evaluation=evaluation)
     counted = []
 
@@ -49,6 +50,7 @@ def test_it_is_measured_as_asked(position, served):
     measurements = measure_positions(GPT(of.model), TEXT, of, progress)
     assert set(measurements) <= set(METRICS)
     assert sum(counted) == 0, "progress reaches its end"
+    assert counted[0] == -128, "64 tokens one-shot and served, or two windows of twice the block"
     assert ("loss_beyond" in measurements) == (position == "rope")
     assert ("loss_part8_served" in measurements) == served
     plain = of.model_copy(update={"evaluation": type(of.evaluation)()})

@@ -1,6 +1,7 @@
 """What the text must hold is known before the first trial; the same text is the same trial."""
 
 import os
+import re
 from functools import partial
 from types import SimpleNamespace
 
@@ -149,3 +150,25 @@ def test_lowered_defaults_always_fit(folder, held_out, positions):
     assert (unfit == []) == (held_out > 32 or not positions), unfit
     assert (note is None) == (held_out > 65_536)
     assert scale_defaults(scaled, facts) == (scaled, None)
+
+
+@pytest.mark.parametrize(
+    "key", ["training.evaluate_tokens", "evaluation.loss_tokens", "evaluation.served_tokens",
+            "evaluation.loss_bytes", "evaluation.positions"],
+)  # fmt: skip
+@pytest.mark.parametrize("held_out", [0, 16, 17, 64])
+def test_what_a_shortage_offers_is_enough_and_the_most(folder, key, held_out):
+    write_defaults(folder)
+    facts = DatasetFacts("d", 10**9, held_out, held_out)
+
+    def find(value):
+        of = load_experiment(folder / "e.yaml", {key: value, "model.position": "rope"})
+        return dict(find_shortages(of, facts)).get(key)
+
+    offered = re.search(r"; use ([0-9,]+) or less, ", find(key.endswith("positions") or 1000))
+    has_window = held_out > (BLOCK if "tokens" in key else 0)
+    assert (offered is not None) == (has_window and not key.endswith("positions"))
+    if offered is not None:
+        most = int(offered[1].replace(",", ""))
+        assert find(most) is None
+        assert find(most + 1) is not None
