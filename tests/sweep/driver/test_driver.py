@@ -1,10 +1,13 @@
 """The driver, with real recording and locking around trials that take no time."""
 
+from collections import Counter
+
 import pytest
 
 from kvlab.errors import StoreError
 from kvlab.store import Store
-from kvlab.sweep import Driver
+from kvlab.sweep import Driver, Stage, Summary
+from kvlab.sweep.driver.driver import run_stages
 from kvlab.sweep.driver.trial_queue import order_trials
 from kvlab.sweep.executors.capacity import Capacity
 from kvlab.sweep.executors.inline import InlineExecutor
@@ -169,3 +172,30 @@ def test_a_kill_between_the_two_tasks_and_weights_lost_after_it_change_no_number
     assert len(trained) == 3, "all but the first"
     steps = read_logged_steps(store)
     assert steps[first.training_id] == list(range(1, 21))
+
+
+@pytest.mark.parametrize(
+    ("first", "ran", "has_more"),
+    [
+        (Summary(Counter(done=1, failed=1), trials_run=2), [1, 2, 3], False),
+        (Summary(Counter(done=2), trials_run=2, stopped=True), [1], True),
+        (Summary(Counter(done=1, missing=1), trials_run=1), [1], True),
+        (Summary(Counter(failed=2), trials_run=2, halt_reason="the same error"), [1], True),
+    ],
+)
+def test_stages_follow_each_other_unless_one_is_cut_short(planned, first, ran, has_more):
+    summaries = {1: first, 2: Summary(Counter(done=3), 1), 3: Summary(Counter(done=5), 2)}
+    stages, began = iter([2, 3]), []
+
+    def run_stage(stage):
+        began.append(stage.number)
+        return summaries[stage.number]
+
+    def make_stage(number):
+        return Stage(planned, number=number, is_last=number == 3)
+
+    total = run_stages(make_stage(1), run_stage, lambda: make_stage(next(stages)))
+    assert began == ran
+    assert total.states == summaries[ran[-1]].states
+    assert total.trials_run == sum(summaries[number].trials_run for number in ran)
+    assert total.has_more == has_more

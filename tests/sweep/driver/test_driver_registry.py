@@ -232,19 +232,21 @@ def test_who_cannot_join_is_told_why(store, planned):
     assert drive(planned, store, StubRun(store.path)).states["done"] == 8
 
 
-def test_a_wait_says_for_whom_and_ends_when_nothing_moves(tmp_path, monkeypatch):
+@pytest.mark.parametrize("work", ["this trial", "its training"])
+def test_a_wait_says_for_whom_and_ends_when_nothing_moves(tmp_path, monkeypatch, work):
     """A holder whose heartbeat goes on, and that does nothing, is not waited for without end."""
     monkeypatch.setenv("KVLAB_STALL_SECONDS", "1")
     store, planned, events = Store(tmp_path / "runs"), tiny_plan(tmp_path), []
     stuck = planned.trials[0].trial
+    trial, training = store.trial_lock(stuck.id), store.training_lock(stuck.training_id)
     with (
-        store.trial_lock(stuck.id).hold(),
+        (trial if work == "this trial" else training).hold(),
         pytest.raises(StoreError, match="has made no progress for 1s; end that process, or remove"),
     ):
         drive(planned, store, StubRun(store.path), on_event=events.append)
     waits = [event.message for event in events if event.kind == "waiting"]
     assert len(waits) == 1
-    assert waits[0].startswith(f"process {os.getpid()} runs this trial since 2")
+    assert waits[0].startswith(f"process {os.getpid()} runs {work} since 2")
     assert waits[0].endswith("finishes or dies, or gives no sign of life for 60 s")
     assert sum(event.status == "done" for event in events) == 6, "the others are run first"
 

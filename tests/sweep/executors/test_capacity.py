@@ -38,7 +38,7 @@ def test_what_one_machine_holds_passes_and_more_is_refused(cpus, gpus):
 
 
 def test_a_machine_that_joins_or_leaves_counts_after_a_while_and_stays_without_an_answer():
-    cluster = Cluster({"CPU": 1.0})
+    cluster = Cluster({"CPU": 1.0}, {"memory": 1.0})
     capacity, running = cluster.capacity(), [asks(1)]
     cluster.machines.append({"CPU": 2.0, "GPU": 1.0})
     assert not capacity.has_room(asks(1), running)  # asked for a moment ago

@@ -14,7 +14,9 @@ from kvlab.errors import DataError
 from kvlab.evaluate import evaluate
 from kvlab.model import GPT
 from kvlab.spec import load_experiment, load_sweep
+from kvlab.store import Store
 from kvlab.sweep import plan
+from kvlab.sweep.planning.planner import describe_sweep
 from tests.support.tiny_sweep import EXPERIMENT, SWEEP, run_kvlab, tiny_sweep_folder
 
 BLOCK = 16
@@ -101,6 +103,20 @@ def test_equal_tokens_are_equal_trials(tmp_path):
         assert ids(folder) == first
         (texts / "new.txt").write_text("a text of its own " * 20)
         assert not set(ids(folder)) & set(first)
+
+
+def test_the_record_of_a_sweep_knows_its_texts(folder, tmp_path):
+    write_defaults(folder)
+    planned = plan(load_sweep(folder / "s.yaml"))
+    store = Store(tmp_path)
+    store.write_sweep(describe_sweep(planned, yaml="", experiment_yaml="", command=""))
+    sweep, nothing = load_sweep(folder / "s.yaml"), {"identify": lambda _: None}
+    again = plan(sweep, store, provisional=True, **nothing)
+    assert [one.trial.id for one in again.trials] == [one.trial.id for one in planned.trials]
+    assert (again.absent, again.notes) == ((), planned.notes)
+    unknown = plan(sweep, provisional=True, **nothing)
+    assert len(unknown.absent) == 1
+    assert unknown.trials[0].trial.id != planned.trials[0].trial.id
 
 
 def test_a_file_that_is_wrong_further_on_is_refused_where_it_is_named(tmp_path):
