@@ -30,7 +30,7 @@ TABLE: dict[str, tuple[str, ...]] = {
     "datasets": ("command: data",),
     "doctor": ("command: doctor",),
     "estimate": ("command: estimate",),
-    "eviction": ("serving.evict",),
+    "eviction": ("serving.evict", "eviction_policies", "EvictionPolicy"),
     "expected_precision": (),
     "explain": ("command: explain", "--why"),
     "findings": ("command: findings",),

@@ -16,6 +16,8 @@ from torch import Tensor
 
 from kvlab.layout.slot_plan import SlotPlan
 from kvlab.spec.dtypes import DTYPES, ROTATIONS
+from kvlab.spec.members import MemberError
+from kvlab.spec.quantizers import Quantizer
 
 Shape = tuple[int, int, int, int]
 """(B, H, S, D)."""
@@ -129,9 +131,11 @@ class KVFormat(ABC):
 
     Attributes:
         has_codes: whether encoded vectors (B, H, S, D) are the tensors of `ScaledCodes`.
+        has_fixed_shapes: whether its operations may be captured and compiled.
     """
 
     has_codes = False
+    has_fixed_shapes = True
 
     def __init__(self, dtype: torch.dtype, group: int | None = None):
         self.dtype, self.group = dtype, group
@@ -285,6 +289,7 @@ class RotatedFormat(KVFormat):
     def __init__(self, stored: KVFormat, matrix: Tensor):
         super().__init__(stored.dtype, stored.group)
         self.stored, self.matrix, self.has_codes = stored, matrix, stored.has_codes
+        self.has_fixed_shapes = stored.has_fixed_shapes
 
     def allocate(self, shape: Shape, device: torch.device) -> tuple[Tensor, ...]:
         return self.stored.allocate(shape, device)
@@ -304,6 +309,36 @@ class RotatedFormat(KVFormat):
         return Rotated(stored, self.matrix)
 
 
+class QuantizerFormat(KVFormat):
+    """Codes of a quantizer of a user's file, each tensor (B, H, S, count)."""
+
+    has_fixed_shapes = False  # it may do what no capture takes
+
+    def __init__(self, quantizer: Quantizer):
+        super().__init__(torch.float32)
+        self.quantizer = quantizer
+
+    def allocate(self, shape: Shape, device: torch.device) -> tuple[Tensor, ...]:
+        return tuple(
+            torch.zeros((*shape[:3], count), dtype=getattr(torch, dtype), device=device)
+            for count, dtype in self.quantizer.stored(shape[3])
+        )
+
+    def encode(self, values: Tensor) -> tuple[Tensor, ...]:
+        encoded = tuple(self.quantizer.encode(values.float()))
+        stored = self.quantizer.stored(values.shape[-1])
+        wanted = [((*values.shape[:-1], n), getattr(torch, dtype)) for n, dtype in stored]
+        found = [(tuple(one.shape), one.dtype) for one in encoded]
+        if found != wanted:  # a buffer would take some of them, converted or repeated
+            given = f"encode of {tuple(values.shape)}"
+            raise MemberError(self.quantizer, f"returns {found} from {given}; return {wanted}")
+        return encoded
+
+    def decode(self, encoded: tuple[Tensor, ...], dtype: torch.dtype) -> Tensor:
+        decoded: Tensor = self.quantizer.decode(*encoded)
+        return decoded.to(dtype)
+
+
 def make_matrices(plan: SlotPlan, device: torch.device) -> list[Tensor]:
     """Return by what each part of a slot is multiplied before it is stored; nothing for none."""
     if plan.kv_rotate == "none":
@@ -312,14 +347,16 @@ def make_matrices(plan: SlotPlan, device: torch.device) -> list[Tensor]:
     return [make(part.size, device) for part in plan.layer.stored]
 
 
-def get_format(name: str, group: int | None = None) -> KVFormat:
-    """Return the format of the dtype ``name``, an entry of `kvlab.spec.dtypes.DTYPES`.
+def get_format(name: str | Quantizer, group: int | None = None) -> KVFormat:
+    """Return the format of a quantizer, or of an entry of `kvlab.spec.dtypes.DTYPES`.
 
     That table names this module's classes. To add a format, add a class here and an entry there.
 
     Args:
         group: `serving.kv_group`.
     """
+    if isinstance(name, Quantizer):
+        return QuantizerFormat(name)
     entry = DTYPES[name]
     dtype, group = getattr(torch, entry.torch_name), group or entry.default_group
     kv_format: KVFormat = resolve_name(entry.kv_format)(dtype, group)

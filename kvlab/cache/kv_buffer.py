@@ -86,6 +86,7 @@ class KVBuffer(SlotBuffer):
         self.formats: list[KVFormat] = [get_format(name, plan.kv_group) for name in dtypes]
         if matrices := make_matrices(plan, device):
             self.formats = [*map(RotatedFormat, self.formats, matrices)]
+        self.has_fixed_shapes &= all(one.has_fixed_shapes for one in self.formats)
         self.window, self.size = plan.window, plan.count_entries(context)
         self.parts: EncodedKV = tuple(
             kv_format.allocate((batch_size, part.count, self.size, part.size), device)

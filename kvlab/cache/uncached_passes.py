@@ -20,7 +20,7 @@ from torch import Tensor
 
 from kvlab.cache.attention_pass import AttentionPass, DocumentMask, KVContext
 from kvlab.cache.formats import get_format
-from kvlab.spec.dtypes import KVStorage
+from kvlab.spec.dtypes import KVDtypes, KVStorage
 from kvlab.spec.layer_config import LayerConfig
 from kvlab.spec.model_config import ModelConfig
 
@@ -191,7 +191,7 @@ def make_rounding(kv: KVStorage) -> RoundPart | None:
     assert kv.block_dtype is None, "what is read of a token depends on the query"
     if kv.dtype == "model":
         return None
-    assert isinstance(kv.dtype, str), "a training has one dtype for K and V"
+    assert not isinstance(kv.dtype, KVDtypes), "a training has one dtype for K and V"
     kv_format = get_format(kv.dtype, kv.group)
     return lambda part: round_straight_through(
         part, lambda values: kv_format.decode(kv_format.encode(values), values.dtype)

@@ -13,8 +13,9 @@ from typing import Any, ClassVar
 
 from kvlab.humanize import format_count
 from kvlab.spec import dtypes
-from kvlab.spec.dtypes import DTYPES, KVDtype
+from kvlab.spec.dtypes import KVDtype
 from kvlab.spec.layer_config import LayerConfig
+from kvlab.spec.quantizers import Quantizer
 
 Term = tuple[str, str]
 """A product of the formula: what a slot holds, and the bytes of each."""
@@ -54,14 +55,14 @@ class SlotPlan(ABC):
         that a backend may keep their probabilities."""
         return True
 
-    def list_dtypes(self, dtype: str) -> tuple[str, ...]:
+    def list_dtypes(self, dtype: str) -> tuple[str | Quantizer, ...]:
         """Return the dtype in which each part of a token of a model of ``dtype`` is stored."""
         return dtypes.list_part_dtypes(self.kv_dtype, len(self.layer.stored), dtype)
 
     def storage_dtype(self, dtype: str) -> str:
         """Return the dtype in which K and V of a model of ``dtype`` are stored, or two in words."""
         own = self.list_dtypes(dtype)
-        return own[0] if len(set(own)) == 1 else f"K {own[0]}, V {own[1]}"
+        return str(own[0]) if len(set(own)) == 1 else f"K {own[0]}, V {own[1]}"
 
     @abstractmethod
     def token_bytes(self, dtype: str) -> int:
@@ -123,7 +124,9 @@ class SlotPlan(ABC):
 
     def identity(self) -> dict[str, Any]:
         """Return what is computed in another way than by a slot of all tokens, as plain data."""
-        facts = {"kv_group": self.kv_group, "kv_rotate": self.kv_rotate}
+        stored = dtypes.list_part_dtypes(self.kv_dtype, 2, "model")
+        code = " ".join(one.describe() for one in stored if not isinstance(one, str)) or None
+        facts = {"kv_group": self.kv_group, "kv_rotate": self.kv_rotate, "kv_code": code}
         return {name: fact for name, fact in facts.items() if fact not in (None, "none")}
 
     def open(self, rows: int, context: int, dtype: Any, device: Any) -> Any:
@@ -189,14 +192,7 @@ class TokenSlot(SlotPlan):
         """Return the arithmetic of `token_bytes` as text."""
         parts, own = [], self.list_dtypes(dtype)
         for part, name in zip(self.layer.stored, own, strict=True):
-            stored = DTYPES[name]
-            packed = f" / {stored.numbers_per_item}" if stored.numbers_per_item > 1 else ""
-            vector = f"{part.size}{packed} x {format_count(stored.item_bytes, 'byte')}"
-            if stored.is_quantized:
-                scales = part.size // stored.group_size(part.size, self.kv_group)
-                count = f"{scales} x " if scales > 1 else ""
-                unit = "scales" if count else "scale"
-                vector = f"({vector} + {count}{stored.scale_bytes} for the {unit})"
+            vector = dtypes.find_dtype(name).describe_vector(part.size, self.kv_group)
             parts.append(f"{format_count(part.count, part.name)} x {vector}")
         if len(set(own)) > 1:
             return f"(K: {parts[0]} + V: {parts[1]})"

@@ -1,7 +1,7 @@
 """Format numbers: a true minus sign, fixed digits, bytes in KiB and MiB."""
 
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from kvlab.store.metrics import BEGINNINGS, METRICS, SHORT_TITLES, Metric
@@ -164,3 +164,11 @@ def capitalize(text: str) -> str:
 
 def format_percent(share: float, digits: int = 1) -> str:
     return f"{format_fixed(100 * share, digits)}%"
+
+
+def describe_member(value: Any) -> str:
+    """Return a value of a record that may be a member of a user's file, with its settings."""
+    if not isinstance(value, Mapping):
+        return str(value)
+    [(name, settings)] = value.items()
+    return f"{name} ({', '.join(f'{key} {one}' for key, one in settings.items())})"

@@ -6,14 +6,17 @@ messages, the byte arithmetic of `kvlab.layout` and the buffers of `kvlab.cache`
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pkgutil import resolve_name
 from typing import TYPE_CHECKING, Annotated, Any
 
 from pydantic import WrapValidator
 
+from kvlab.humanize import format_count
 from kvlab.own_extensions import find_members, name_members
-from kvlab.spec.spec_model import OneOf, Problems, SpecModel, join_or
+from kvlab.spec.members import accept_offered, name_or_member
+from kvlab.spec.quantizers import ITEM_BYTES, Quantizer
+from kvlab.spec.spec_model import Problems, SpecModel, join_or
 
 if TYPE_CHECKING:
     from kvlab.spec.kv_forms import StoredVectors
@@ -68,6 +71,16 @@ class DType:
         scales = size // self.group_size(size, group)
         return size // self.numbers_per_item * self.item_bytes + scales * self.scale_bytes
 
+    def describe_vector(self, size: int, group: int | None = None) -> str:
+        """Return the arithmetic of `vector_bytes` as text."""
+        packed = f" / {self.numbers_per_item}" if self.numbers_per_item > 1 else ""
+        vector = f"{size}{packed} x {format_count(self.item_bytes, 'byte')}"
+        if not self.is_quantized:
+            return vector
+        scales = size // self.group_size(size, group)
+        count, unit = (f"{scales} x ", "scales") if scales > 1 else ("", "scale")
+        return f"({vector} + {count}{self.scale_bytes} for the {unit})"
+
     def find_size_problem(
         self, size: int, group: int | None, name: str, section: str
     ) -> str | None:
@@ -118,6 +131,33 @@ class BlockDType(DType, ABC):
         """Yield why K and V of ``model`` cannot be quantized in blocks, or would never be."""
 
 
+@dataclass(frozen=True)
+class QuantizerDType(DType):
+    """The format of a quantizer of a user's file, which knows its own bytes."""
+
+    item_bytes: int = 0
+    torch_name: str = ""
+    quantizer: Quantizer = field(kw_only=True)
+
+    def vector_bytes(self, size: int, group: int | None = None) -> int:  # noqa: ARG002
+        return self.quantizer.vector_bytes(size)
+
+    def describe_vector(self, size: int, group: int | None = None) -> str:  # noqa: ARG002
+        stored = self.quantizer.stored(size)
+        counts = [f"{n} x {format_count(ITEM_BYTES[dtype], 'byte')}" for n, dtype in stored]
+        return counts[0] if len(counts) == 1 else f"({' + '.join(counts)})"
+
+    def find_size_problem(
+        self,
+        size: int,
+        group: int | None,  # noqa: ARG002
+        name: str,
+        section: str,  # noqa: ARG002
+    ) -> str | None:
+        problem = self.quantizer.find_problem(size)
+        return problem and f"cannot store a {name} of {size} numbers: {self.quantizer} {problem}"
+
+
 DTYPES: dict[str, DType] = {
     "float64": DType(8, "float64"),
     "float32": DType(4, "float32"),
@@ -130,12 +170,18 @@ DTYPES: dict[str, DType] = {
 }
 
 
-def list_kv_dtypes() -> tuple[str, ...]:
-    """Return the values of a section's ``kv_dtype``; float64 serves exactness tests alone."""
-    return ("model", *(name for name in DTYPES if name != "float64"))
+def find_dtype(name: str | Quantizer) -> DType:
+    """Return the format of a name of `DTYPES`, or of a quantizer of a user's file."""
+    return DTYPES[name] if isinstance(name, str) else QuantizerDType(quantizer=name)
 
 
-KVDtypeName = Annotated[str, OneOf(list_kv_dtypes)]
+if TYPE_CHECKING:
+    KVDtypeName = str | Quantizer
+else:
+    KVDtypeName = name_or_member(
+        Quantizer,
+        lambda: ["model", *(name for name in DTYPES if name != "float64")],  # which serves tests
+    )
 
 
 class KVDtypes(SpecModel):
@@ -152,28 +198,32 @@ class KVDtypes(SpecModel):
 
 def _validate_kv_dtype(value: Any, handler: Callable[[Any], Any]) -> Any:
     """Validate a mapping by itself: an error is about one of its keys."""
-    if not isinstance(value, dict | KVDtypes):
+    is_of_both = isinstance(value, dict) and value.keys() & {"k", "v"}
+    if not is_of_both and not isinstance(value, KVDtypes):
         return handler(value)
     own = KVDtypes.model_validate(value)
     return own.k if own.k == own.v else own
 
 
-KVDtype = str | KVDtypes
-KVDtypeField = Annotated[KVDtypeName | KVDtypes, WrapValidator(_validate_kv_dtype)]
+KVDtype = str | Quantizer | KVDtypes
+KVDtypeField = Annotated[
+    KVDtypeName | KVDtypes, WrapValidator(_validate_kv_dtype), accept_offered(Quantizer)
+]
 
 
-def list_part_dtypes(kv_dtype: KVDtype, parts: int, dtype: str) -> tuple[str, ...]:
+def list_part_dtypes(kv_dtype: KVDtype, parts: int, dtype: str) -> tuple[str | Quantizer, ...]:
     """Return in what each of a token's ``parts`` is stored, of a model of ``dtype``."""
-    names = (kv_dtype,) * parts if isinstance(kv_dtype, str) else (kv_dtype.k, kv_dtype.v)
+    own = kv_dtype
+    names = (own.k, own.v) if isinstance(own, KVDtypes) else (own,) * parts
     return tuple(dtype if name == "model" else name for name in names[:parts])
 
 
 def token_bytes(
-    parts: Iterable["StoredVectors"], dtypes: Iterable[str], group: int | None = None
+    parts: Iterable["StoredVectors"], dtypes: Iterable[str | Quantizer], group: int | None = None
 ) -> int:
     """Return the bytes of one token, whose parts have a dtype each, their scales included."""
     stored = zip(parts, dtypes, strict=True)
-    return sum(part.count * DTYPES[name].vector_bytes(part.size, group) for part, name in stored)
+    return sum(p.count * find_dtype(name).vector_bytes(p.size, group) for p, name in stored)
 
 
 ROTATIONS: dict[str, str] = name_members("rotations")
@@ -215,10 +265,19 @@ class KVStorage:
         return {f"kv_{name}": value for name, value in vars(self).items() if value is not None}
 
     @property
+    def dtypes(self) -> tuple[DType, ...]:
+        """The dtypes of K and V, or the one of both."""
+        return tuple(dict.fromkeys(map(find_dtype, list_part_dtypes(self.dtype, 2, MODEL_DTYPE))))
+
+    @property
     def quantized(self) -> tuple[DType, ...]:
-        """Those of the dtypes of K and V that have scales, for each group of numbers."""
-        own = [DTYPES[name] for name in list_part_dtypes(self.dtype, 2, MODEL_DTYPE)]
-        return tuple(dtype for dtype in dict.fromkeys(own) if dtype.is_quantized)
+        """Those of the dtypes that have scales, for each group of numbers."""
+        return tuple(dtype for dtype in self.dtypes if dtype.is_quantized)
+
+    @property
+    def has_fixed_steps(self) -> bool:
+        """Whether each decode step runs the same operations on tensors of the same shapes."""
+        return not any(isinstance(one, BlockDType | QuantizerDType) for one in self.dtypes)
 
     @property
     def block_dtype(self) -> BlockDType | None:
@@ -246,16 +305,16 @@ class KVStorage:
         """
         if self.dtype in ("model", MODEL_DTYPE):
             return {}
-        facts: dict[str, Any] = {"kv_dtype": self.dtype}
+        own = self.dtype
+        facts: dict[str, Any] = {"kv_dtype": own.describe() if isinstance(own, Quantizer) else own}
         if (group := self.resolve_group(model)) is not None:
             facts["kv_group"] = group
         return facts | (self.block_dtype.identity(self) if self.block_dtype else {})
 
     def find_setting_problems(self) -> Problems:
         """Yield which settings say nothing in this dtype, by fields of a section."""
-        own = list_part_dtypes(self.dtype, 2, MODEL_DTYPE)
         in_blocks = [name for name, one in DTYPES.items() if isinstance(one, BlockDType)]
-        if len({isinstance(DTYPES[name], BlockDType) for name in own}) > 1:
+        if len({isinstance(one, BlockDType) for one in self.dtypes}) > 1:
             text = "quantizes one of K and V in blocks of tokens, and the other token by token"
             yield "kv_dtype", f"{text}; use {join_or(in_blocks)} for both, or for neither"
             return
@@ -280,14 +339,14 @@ class KVStorage:
             found = (find(size, name) for size, name in model.stored_sizes.items())
             if (text := next(filter(None, found), None)) is not None:
                 yield f"{section}.kv_rotate", text
-        if not isinstance(self.dtype, str) and not model.kv_form.stores_keys:
+        if isinstance(self.dtype, KVDtypes) and not model.kv_form.stores_keys:
             text = "stores K and V apart, so it needs model.kv: separate"
             yield f"{section}.kv_dtype", f"{text}; use one dtype for what both are views of"
             return
         field = f"{section}.{'kv_dtype' if self.group is None else 'kv_group'}"
         problems = (
             dtype.find_size_problem(size, self.group, name, section)
-            for dtype in self.quantized
+            for dtype in self.dtypes
             for size, name in model.stored_sizes.items()
         )
         if (problem := next(filter(None, problems), None)) is not None:

@@ -85,7 +85,8 @@ class Experiment(SpecModel):
     @property
     def token_metrics(self) -> dict[TokenMetric, ExtensionFile]:
         """The metrics of the files of ``extensions``, with their file."""
-        return {one: file for file in self.extensions for one in load_extension(file).metrics}
+        added = ((one, file) for file in self.extensions for one in load_extension(file).members)
+        return {one: file for one, file in added if isinstance(one, TokenMetric)}
 
     def weight_dtype(self, device_type: str) -> str:
         """Return the dtype of the weights that are evaluated and benchmarked on a device."""

@@ -13,8 +13,8 @@ import sys
 import traceback
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, redirect_stdout
-from dataclasses import dataclass
 from functools import cached_property, partial
+from itertools import chain
 from pathlib import Path
 from types import ModuleType
 from typing import Annotated, Any, NoReturn
@@ -22,37 +22,53 @@ from typing import Annotated, Any, NoReturn
 from pydantic import BeforeValidator, PlainSerializer, ValidationError, WithJsonSchema
 
 from kvlab.errors import Problem, SpecError
+from kvlab.humanize import suggest_name
+from kvlab.own_extensions import explain_missing, find_members
 from kvlab.spec import spec_model as spec
 from kvlab.spec.data_config import SOURCES
+from kvlab.spec.dtypes import DTYPES
 from kvlab.spec.kv_forms import NAMED_FORMS, KVForm
-from kvlab.spec.layer_config import LayerKind
 from kvlab.spec.members import Member, MemberError, check_returns, offered
 from kvlab.spec.mixers import MIXERS, Mixer
+from kvlab.spec.quantizers import Quantizer
 from kvlab.spec.source_options import DocumentSource
-from kvlab.spec.token_metrics import TEXT_FIELDS, TokenMetric, read_metric_texts
+from kvlab.spec.token_metrics import TokenMetric
 from kvlab.syntax_digest import DIGEST_LENGTH, digest_source
 
+KINDS: dict[str, type[Member]] = {
+    "kv_forms": KVForm,
+    "mixers": Mixer,
+    "metrics": TokenMetric,
+    "sources": DocumentSource,
+    "quantizers": Quantizer,
+    **find_members("file_members"),
+}
+"""What a file may add: argument of `Extension` -> base class of its members."""
 
-@dataclass(frozen=True)
+
 class Extension:
-    """What a file adds. Each part is optional.
+    """What a file adds.
 
     Args:
-        kv_forms: values of ``model.kv``.
-        mixers: values of ``mixer`` in ``model.kinds``.
-        metrics: what trials measure beside the rest.
-        sources: values of ``data.source``.
+        kinds: a tuple of members for each kind of `KINDS` that it adds to: ``kv_forms``, values of
+            ``model.kv``; ``mixers``, of ``mixer`` in ``model.kinds``; ``metrics``, which trials
+            measure beside the rest; ``sources``, values of ``data.source``; ``quantizers``, of
+            ``kv_dtype``; and those of kvlab's extensions.
+
+    Raises:
+        TypeError: there is no such kind.
     """
 
-    kv_forms: tuple[KVForm, ...] = ()
-    mixers: tuple[Mixer, ...] = ()
-    metrics: tuple[TokenMetric, ...] = ()
-    sources: tuple[DocumentSource, ...] = ()
+    def __init__(self, **kinds: tuple[Any, ...]):
+        for unknown in kinds.keys() - KINDS.keys():
+            hint = explain_missing(unknown) or suggest_name(unknown, KINDS)
+            raise TypeError(f"{unknown} is no kind of members; {hint}")
+        self.kinds = kinds
 
     @property
     def members(self) -> tuple[Member, ...]:
         """All that it adds."""
-        return (*self.kv_forms, *self.mixers, *self.metrics, *self.sources)
+        return tuple(chain(*self.kinds.values()))
 
 
 class ExtensionFile(spec.SpecModel):
@@ -148,7 +164,7 @@ def load_extension(file: ExtensionFile, path: str | Path | None = None) -> Exten
         own.source = file
         check_returns(own)
     for member in extension.members:
-        if isinstance(member, KVForm | Mixer) and member.options is not None:
+        if not isinstance(member, DocumentSource) and member.options is not None:
             member.__dict__["options"] = member.options()  # a mixer may be frozen
     _loaded[file] = extension
     return extension
@@ -158,17 +174,11 @@ def _check_members(
     text: str, module: ModuleType, extension: Extension, fail: Callable[[int, str], NoReturn]
 ) -> None:
     """Refuse members that cannot be told apart or have no module of torch."""
-    names, tree = {*NAMED_FORMS, *MIXERS, *SOURCES}, ast.parse(text)
-    lines, last = _list_class_lines(tree), max(1, len(text.splitlines()))
-    kinds = {
-        "kv_forms": (KVForm, "view"),
-        "mixers": (Mixer, "module"),
-        "metrics": (TokenMetric, ""),
-        "sources": (DocumentSource, ""),
-    }
-    described = {(one.name, one.title, one.unit, one.better) for one in read_metric_texts(text)}
-    for field, (base, place) in kinds.items():
-        members = getattr(extension, field)
+    names = {*NAMED_FORMS, *MIXERS, *SOURCES, *DTYPES, "model"}
+    names |= set(chain(*(base.own_names for base in KINDS.values())))
+    lines, last = _list_class_lines(ast.parse(text)), max(1, len(text.splitlines()))
+    for field, members in extension.kinds.items():
+        base = KINDS[field]
         if not isinstance(members, tuple):
             fail(last, f"{field} = {members!r} is not a tuple; write it as in (MyForm(),)")
         for member in members:
@@ -179,38 +189,14 @@ def _check_members(
             if not isinstance(member, base) or own.__module__ != module.__name__:
                 hint = f"give instances of {base.__name__}s that this file defines"
                 fail(line, f"{field} has {member!r}; {hint}")
-            name, torch_class = getattr(member, "name", None), getattr(member, place, None)
+            name = getattr(member, "name", None)
             if not isinstance(name, str) or name in names:
                 hint = f"give it one that is none of {', '.join(sorted(names))}"
                 fail(line, f"{own.__name__} has name = {name!r}; {hint}")
             names.add(name)
             _check_options(member, partial(fail, line))
-            if isinstance(member, DocumentSource):
-                continue
-            if isinstance(member, TokenMetric):
-                fields = tuple(getattr(member, one, None) for one in TEXT_FIELDS)
-                if fields not in described:
-                    pairs = zip(TEXT_FIELDS, fields, strict=True)
-                    said = ", ".join(f"{key} = {value!r}" for key, value in pairs)
-                    hint = "write each as plain text in the class, name of a-z, 0-9 and _, better"
-                    hint = f"{hint} as lower, higher or neither"
-                    fail(line, f"{own.__name__} is not described by {said}; {hint}")
-                continue
-            is_there = isinstance(torch_class, str) and hasattr(module, torch_class)
-            if not is_there and ":" not in str(torch_class):
-                hint = "name a class of this file, a module of torch"
-                fail(line, f"{own.__name__} has {place} = {torch_class!r}; {hint}")
-            settings, known = getattr(member, "settings", ()), {*LayerKind.model_fields} - {"mixer"}
-            if not isinstance(settings, tuple) or not {*settings} <= known:
-                hint = f"name keys of model.kinds that it reads, of {', '.join(sorted(known))}"
-                fail(line, f"{own.__name__} has settings = {settings!r}; {hint}")
-            if letter := vars(own).get("letter"):
-                hint = f"leave it out and define one in YAML, as in kinds: {{M: {{mixer: {name}}}}}"
-                fail(line, f"{own.__name__} has letter = {letter!r}; {hint}")
-            parts = getattr(member, "parts", ("k",))
-            if not isinstance(parts, tuple) or not parts:
-                hint = "name what a token stores, such as ('k', 'v')"
-                fail(line, f"{own.__name__} has parts = {parts!r}; {hint}")
+            if problem := member.find_definition_problem(module, text):
+                fail(line, f"{own.__name__} {problem}")
 
 
 def _check_options(member: Member, fail: Callable[[str], NoReturn]) -> None:

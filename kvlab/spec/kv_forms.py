@@ -8,6 +8,7 @@ knows a form by its name.
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from functools import partial
+from types import ModuleType
 from typing import TYPE_CHECKING, Annotated, ClassVar, Union
 
 from pydantic import WrapValidator
@@ -76,6 +77,12 @@ class KVForm(Member, ABC):
         ),
         "flops_per_key": WHOLE,
     }
+
+    def find_definition_problem(self, module: ModuleType, _text: str) -> str | None:
+        parts = getattr(self, "parts", None)
+        if not isinstance(parts, tuple) or not parts:
+            return f"has parts = {parts!r}; name what a token stores, such as ('k', 'v')"
+        return self.find_place_problem(module, "view")
 
     @abstractmethod
     def stored(self, layer: "LayerConfig") -> tuple[StoredVectors, ...]:

@@ -1,14 +1,15 @@
-"""Members of tables that a user's file may add to: K/V forms, mixers, text sources.
+"""Members of tables that a user's file may add to, such as K/V forms and text sources.
 
 kvlab's own stand in a table by name. Those of a file are objects, in a spec too: two versions of a
 file may be at work in one process.
 """
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextvars import ContextVar
 from functools import partialmethod
 from pkgutil import resolve_name
-from typing import Any, ClassVar, Self, TypeVar, cast
+from types import ModuleType
+from typing import Annotated, Any, ClassVar, Self, TypeVar, cast
 
 from pydantic import SerializationInfo, TypeAdapter, WrapSerializer, WrapValidator
 
@@ -24,6 +25,7 @@ class Member:
 
     Attributes:
         name: as it is written in a spec.
+        own_names: those of kvlab's own members of the kind, if no table of the core has them.
         source: the user's file that defines it, an `ExtensionFile`; None for kvlab's own.
         options: its settings, of a form or a mixer of a file. The class names a `SpecModel`; the
             member has its defaults, or what the YAML says.
@@ -31,12 +33,40 @@ class Member:
     """
 
     name: ClassVar[str]
+    own_names: ClassVar[tuple[str, ...]] = ()
     source: ClassVar[Any] = None
     options: ClassVar[Any] = None
     returns: ClassVar[Mapping[str, "Rule"]] = {}
 
     def __str__(self) -> str:
         return self.name
+
+    @property
+    def checked_serving(self) -> dict[str, Any]:
+        """A `serving` that has it, to check it; empty for members of models."""
+        return {}
+
+    def describe(self) -> str:
+        """Return the name, the code and the settings of a member of a file."""
+        described = f"{self.name} {self.source.digest}"
+        return f"{described} {self.options.model_dump_json()}" if self.options else described
+
+    def find_definition_problem(self, module: ModuleType, text: str) -> str | None:  # noqa: ARG002
+        """Return what its file says wrongly of it, and what to write, as in ``has parts = (); name
+        some``; None for nothing.
+
+        Args:
+            module: as which the file has run.
+            text: of the file.
+        """
+        return None
+
+    def find_place_problem(self, module: ModuleType, field: str) -> str | None:
+        """Return what is wrong with a field that names a torch module of the file; or None."""
+        place = getattr(self, field, None)
+        if ":" in str(place) or (isinstance(place, str) and hasattr(module, place)):
+            return None
+        return f"has {field} = {place!r}; name a class of this file, a module of torch"
 
     def load(self, place: str) -> Any:
         """Return what ``module:class`` names, or a class beside the member's. It imports torch."""
@@ -176,6 +206,12 @@ def accept_offered(base: type[MemberT]) -> WrapValidator:
         return found.with_options(settings) if has_settings else found
 
     return _AcceptOffered(validate)
+
+
+def name_or_member(base: Any, own_names: Callable[[], Iterable[str]]) -> Any:
+    """Return the type of a field that names a member: of kvlab's own, or one that is offered."""
+    names = spec.OneOf(lambda: [*own_names(), *find_offered(base)])
+    return Annotated[Annotated[str, names], accept_offered(base), DUMP_OFFERED]
 
 
 def _dump(value: Any, handler: Callable[[Any], Any], info: SerializationInfo) -> Any:

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from functools import cache
 from math import prod
 from pkgutil import resolve_name
+from types import ModuleType
 from typing import TYPE_CHECKING, Annotated, ClassVar
 
 from kvlab.own_extensions import name_members
@@ -63,6 +64,18 @@ class Mixer(Member, ABC):
         ),
         **dict.fromkeys(("weights", "vectors", "products", "decode_flops", "saved_bytes"), WHOLE),
     }
+
+    def find_definition_problem(self, module: ModuleType, _text: str) -> str | None:
+        from kvlab.spec.layer_config import LayerKind  # which imports this module
+
+        known = {*LayerKind.model_fields} - {"mixer"}
+        if not isinstance(self.settings, tuple) or not {*self.settings} <= known:
+            hint = f"name keys of model.kinds that it reads, of {', '.join(sorted(known))}"
+            return f"has settings = {self.settings!r}; {hint}"
+        if letter := vars(type(self)).get("letter"):
+            hint = "leave it out and define one in YAML, as in"
+            return f"has letter = {letter!r}; {hint} kinds: {{M: {{mixer: {self.name}}}}}"
+        return self.find_place_problem(module, "module")
 
     def stored(self, layer: "LayerConfig") -> tuple[StoredVectors, ...]:  # noqa: ARG002
         """Return what one token stores in the layer's cache slot; nothing beside a state."""

@@ -15,7 +15,6 @@ from kvlab.sharing import KIND_NAMES, PATTERNS, SharingError, owner_map
 from kvlab.spec import layer_config
 from kvlab.spec import spec_model as spec
 from kvlab.spec.kv_forms import NAMED_FORMS, KVField, KVForm
-from kvlab.spec.members import Member
 from kvlab.spec.mixers import ATTENTION, find_mixer, list_letters
 from kvlab.spec.presets import PRESETS
 
@@ -443,14 +442,8 @@ class ModelConfig(spec.SpecModel):
         if (source := self.kv_form.source) is not None:
             facts["kv_code"] = source.digest
         if any(one.mixer.source for one in layers):
-            facts["mixers"] = [one.mixer.source and _describe_member(one.mixer) for one in layers]
+            facts["mixers"] = [one.mixer.source and one.mixer.describe() for one in layers]
         return facts
-
-
-def _describe_member(member: Member) -> str:
-    """Return the name, the code and the settings of a member of a user's file."""
-    described = f"{member.name} {member.source.digest}"
-    return f"{described} {member.options.model_dump_json()}" if member.options else described
 
 
 def _collapse(values: list[Any]) -> Any:

@@ -51,7 +51,7 @@ class ServingConfig(SpecModel):
 
     def _find_problems(self) -> Problems:
         yield from self.kv.find_setting_problems()
-        if self.compile and self.kv.block_dtype is not None:
+        if self.compile and not self.kv.has_fixed_steps:
             text = f"needs steps of fixed shapes, which kv_dtype {self.kv_dtype} does not have"
             yield "compile", f"{text}; leave one of the two out"
 

@@ -5,6 +5,7 @@ import math
 import re
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
+from types import ModuleType
 from typing import Any, ClassVar, Literal, NamedTuple
 
 from kvlab.spec.members import Member
@@ -29,6 +30,16 @@ class TokenMetric(Member, ABC):
     title: ClassVar[str]
     unit: ClassVar[str]
     better: ClassVar[Better]
+
+    def find_definition_problem(self, _module: ModuleType, text: str) -> str | None:
+        fields = tuple(getattr(self, one, None) for one in TEXT_FIELDS)
+        texts = read_metric_texts(text)
+        if fields in {(one.name, one.title, one.unit, one.better) for one in texts}:
+            return None
+        pairs = zip(TEXT_FIELDS, fields, strict=True)
+        said = ", ".join(f"{key} = {value!r}" for key, value in pairs)
+        hint = "write each as plain text in the class, name of a-z, 0-9 and _, better"
+        return f"is not described by {said}; {hint} as lower, higher or neither"
 
     @abstractmethod
     def score(self, logits: Any, targets: Any) -> Any:

@@ -8,7 +8,7 @@ from pydantic import BeforeValidator, Field, ValidationInfo, field_validator
 from kvlab.errors import PretrainedError
 from kvlab.own_extensions import explain_missing, extend, find_member, find_members
 from kvlab.spec import spec_model as spec
-from kvlab.spec.dtypes import MIN_GROUP, KVStorage, list_kv_dtypes
+from kvlab.spec.dtypes import MIN_GROUP, KVDtypeName, KVStorage
 from kvlab.spec.model_config import ModelConfig
 
 
@@ -111,7 +111,7 @@ class TrainingConfig(spec.SpecModel):
     """Of the residual stream, which every layer reads and adds to, under precision: bfloat16.
     bfloat16 moves and keeps half the bytes, and rounds each sum.
     Example: bfloat16, precision: bfloat16"""
-    kv_dtype: Annotated[str, spec.OneOf(list_kv_dtypes)] = "model"
+    kv_dtype: KVDtypeName = "model"
     """The forward pass reads K/V as a cache of this serving.kv_dtype would give them back;
     gradients pass straight through. Without it they are not rounded.
     Example: int8"""

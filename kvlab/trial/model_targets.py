@@ -13,6 +13,7 @@ from kvlab.errors import UsageError
 from kvlab.model import GPT
 from kvlab.spec import Experiment, ModelConfig, ServingConfig
 from kvlab.spec.experiment import ServedModel
+from kvlab.spec.extension_files import offer_extensions
 from kvlab.spec.overrides import apply_patch
 from kvlab.spec.presets import PRESETS
 from kvlab.spec.validation_errors import list_field_errors
@@ -115,7 +116,9 @@ def override_serving(opened: OpenedModel, changes: Mapping[str, Any]) -> Serving
     serving = opened.serving.model_dump()
     data = {"name": opened.name, "model": opened.model.config, "serving": serving}
     data = apply_patch(data, changes)
+    files = opened.experiment.extensions if opened.experiment else ()
     try:
-        return ServedModel.model_validate(data).serving
+        with offer_extensions({"extensions": files}):
+            return ServedModel.model_validate(data).serving
     except ValidationError as error:
         raise UsageError(list_field_errors(error, ServedModel, data)[0].message) from None

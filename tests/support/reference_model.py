@@ -179,9 +179,11 @@ class ReferenceModel:
         recent, sinks = self.evict.recent or max(1, keep // 2), self.evict.sinks or 0
         if is_first:
             received[position] = 0.0
+            is_new = str(self.evict.by) == "last_attention"  # of docs/extend: it forgets
             if len(received) > keep:
                 others = [t for t in received if sinks <= t <= position - recent]
                 del received[min(others, key=lambda t: (received[t], t))]
+            received.update(dict.fromkeys(received, 0.0) if is_new else {})
         return sorted(received)
 
     def vote(self, layer: int, group: int, position: int, shares: dict[int, float]) -> None:
@@ -224,7 +226,7 @@ class ReferenceModel:
     def dtypes(self) -> tuple[str, str]:
         """Return how the first and the second part that a token stores are stored."""
         own = self.kv_dtype
-        return (own, own) if isinstance(own, str) else (own.k, own.v)
+        return (str(own.k), str(own.v)) if hasattr(own, "k") else (str(own), str(own))
 
     def change_basis(self, x: Array) -> Array:
         """Return vectors in the basis in which they are stored, or back."""
@@ -338,6 +340,10 @@ def hadamard(size: int) -> Array:
 
 def round_to_format(x: Array, kv_dtype: str, group: int | None = None) -> Array:
     """Return ``x`` (tokens, heads, head_dim) as the cache gives it back from ``kv_dtype``."""
+    if kv_dtype == "ternary":  # of docs/extend
+        scale = np.abs(x.astype(np.float32)).mean(-1, keepdims=True, dtype=np.float64)
+        scale = np.clip(scale.astype(np.float32), 1e-6, 6e4).astype(np.float16).astype(np.float64)
+        return np.sign(x) * (np.abs(x) > scale / 2) * scale
     if kv_dtype in ("model", "float64", "kivi2", "kivi4"):
         return x
     single = torch.from_numpy(x).float()

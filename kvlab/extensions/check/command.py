@@ -7,7 +7,6 @@ import sys
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import asdict, dataclass
 from functools import partial
-from itertools import chain
 from pathlib import Path
 
 from pydantic import ValidationError
@@ -51,10 +50,14 @@ def run(options: argparse.Namespace) -> int:
     remember_extensions([file.text])
     for name, line in METRICS.find_taken([file.text]):
         raise UsageError(f"{path}:{line}: {name} is a metric of kvlab itself; rename it")
-    modelled = (*extension.kv_forms, *extension.mixers)
-    found = [*chain(*(_check_member(one, path, options.cases) for one in modelled))]
-    found += [_check_metric(one, options.cases) for one in extension.metrics]
-    found += [_check_source(one, options.paths) for one in extension.sources]
+    found = list[Checked]()
+    for member in extension.members:
+        if isinstance(member, TokenMetric):
+            found.append(_check_metric(member, options.cases))
+        elif isinstance(member, DocumentSource):
+            found.append(_check_source(member, options.paths))
+        else:
+            found += _check_member(member, path, options.cases)
     if options.json:
         print(json.dumps([asdict(one) for one in found], indent=1))
     else:
@@ -106,11 +109,11 @@ def _check_member(member: Member, path: Path, cases: int) -> Iterator[Checked]:
     if not drawn:
         text = f"{path}: {member.name} goes with none of {refused} random models"
         raise UsageError(f"{text}; it says of the first: {reason}")
-    for name, check in member_checks.CHECKS.items():
+    for name, check in member_checks.list_checks(member).items():
         few = drawn[: max(1, cases // 10)] if name.startswith("a training") else drawn
         tries = ((shown, partial(check, config, serving)) for config, serving, shown in few)
         yield (found := _try(member.name, name, "models", tries))
-        if found.counterexample and check is member_checks.check_shapes:
+        if found.counterexample and check in member_checks.FIRST_CHECKS:
             return  # the others would fail for the same reason
 
 

@@ -12,6 +12,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from kvlab.cache import KVCache
+from kvlab.cache.formats import QuantizerFormat
 from kvlab.layout import KVLayout
 from kvlab.model.attention import Attention, SeparateKV, TokenMixer
 from kvlab.model.generate import EagerDecoder, StaticDecoder
@@ -19,9 +21,11 @@ from kvlab.model.gpt import GPT, check_parameter_count
 from kvlab.model.rope import RopeTable
 from kvlab.own_extensions import find_members
 from kvlab.spec.extension_files import locate_error
+from kvlab.spec.kv_forms import KVForm
 from kvlab.spec.members import Member
 from kvlab.spec.mixers import Mixer
 from kvlab.spec.model_config import ModelConfig
+from kvlab.spec.quantizers import Quantizer
 from kvlab.spec.serving_config import ServingConfig
 from kvlab.spec.token_metrics import TokenMetric, find_value_problem
 
@@ -50,14 +54,19 @@ def draw_case(draw: random.Random, member: Member) -> tuple[dict[str, Any], dict
         model |= {"attention_pattern": pattern, "kinds": {"M": {"mixer": member}}}
         model |= {"window": 7} if "L" in pattern else {}
         return model, draw.choice([{}, {"kv_dtype": "int8"}, *more])
-    model["kv"] = member
+    if isinstance(member, KVForm):
+        model["kv"] = member
     if draw.random() < 0.5:
         pattern = draw.choice([p for p in ("L", "GL", "GLL", "LG") if len(p) <= layers])
         model |= {"window": draw.choice((3, 7, 16)), "attention_pattern": pattern}
         model |= {"sink_tokens": draw.choice((0, 0, 2))}
     elif draw.random() < 0.4:
         model["kv_sharing"] = "adjacent:2"
-    return model, draw.choice([{}, {}, {"kv_dtype": "int8"}, {"tie": "adjacent:2"}, *more])
+    serving = draw.choice([{}, {}, {"kv_dtype": "int8"}, {"tie": "adjacent:2"}, *more])
+    own = dict(member.checked_serving)
+    if isinstance(member, Quantizer) and draw.random() < 0.3:
+        own = {"kv_dtype": draw.choice(({"k": member, "v": "int8"}, {"k": "int8", "v": member}))}
+    return model, {**serving, **own}
 
 
 def make_model(config: ModelConfig, seed: int = 0, std: float = 0.3) -> GPT:
@@ -176,8 +185,27 @@ def _require_close(difference: float, words: str) -> float:
 @torch.inference_mode()
 def check_rows(config: ModelConfig, _serving: ServingConfig) -> float:
     """Rows of several lengths in one pass are computed as if each were alone."""
-    model, tokens = make_model(config), draw_tokens()
-    cache, ends, largest = model.new_cache(ROWS, TOKENS), [0] * ROWS, 0.0
+    model = make_model(config)
+    return _compare_rows(model, model.new_cache(ROWS, TOKENS), model)
+
+
+@torch.inference_mode()
+def check_served_rows(config: ModelConfig, serving: ServingConfig) -> float:
+    """As `check_rows`, through a cache of this serving."""
+    model = make_model(config)
+    cache, cache_of_one = (model.new_cache(rows, TOKENS, serving) for rows in (ROWS, 1))
+
+    def compute_alone(tokens: Tensor) -> Tensor:
+        cache_of_one.reset()
+        logits: Tensor = model(tokens, cache=cache_of_one)
+        return logits
+
+    return 0.0 if serving.tie != "none" else _compare_rows(model, cache, compute_alone)
+
+
+def _compare_rows(model: GPT, cache: KVCache, compute_alone: Callable[[Tensor], Tensor]) -> float:
+    """Return how much logits of rows of several lengths differ from those of each alone."""
+    tokens, ends, largest = draw_tokens(), [0] * ROWS, 0.0
     for lengths in ([5, 2], [1, 1], [3, 7], [0, 1], [1, 0]):
         part = torch.zeros(ROWS, max(lengths), dtype=torch.int64)
         for row, new in enumerate(lengths):
@@ -186,7 +214,7 @@ def check_rows(config: ModelConfig, _serving: ServingConfig) -> float:
         for row, new in enumerate(lengths):
             ends[row] += new
             if new:
-                alone = model(tokens[row : row + 1, : ends[row]])[0, -new:]
+                alone = compute_alone(tokens[row : row + 1, : ends[row]])[0, -new:]
                 largest = max(largest, float((logits[row, :new] - alone).abs().max()))
     return _require_close(largest, "logits of rows of several lengths differ from each alone")
 
@@ -265,6 +293,30 @@ def check_training(config: ModelConfig, _serving: ServingConfig) -> float:
     return 0.0
 
 
+@torch.inference_mode()
+def check_vectors(config: ModelConfig, serving: ServingConfig) -> float:
+    """A quantizer stores each vector by itself, and gives back finite vectors of its size."""
+    dtypes = set(KVLayout.of(config, serving).plans[0].list_dtypes("float64"))
+    generator = torch.Generator().manual_seed(0)
+    for quantizer in (one for one in dtypes if isinstance(one, Quantizer)):
+        storage, name = QuantizerFormat(quantizer), type(quantizer).__name__
+        for size in config.stored_sizes:
+            vectors = torch.randn(9, size, 2, generator=generator).transpose(1, 2)  # with strides
+            vectors *= torch.tensor([0, 1e-3, 0.1, 1, 1, 3, 10, 100, 1e4])[:, None, None]
+            vectors[4, :, 0] = 50  # one number much larger than the others
+            encoded = storage.encode(vectors)
+            decoded = storage.decode(encoded, torch.float64)
+            if decoded.shape != vectors.shape or not decoded.isfinite().all():
+                found = f"{tuple(decoded.shape)}, or numbers that are not finite"
+                raise Broken(f"{name}.decode returns {found}, for {tuple(vectors.shape)}")
+            for i in range(9):
+                alone = storage.encode(vectors[i : i + 1, :1])
+                together = [one[i : i + 1, :1] for one in encoded]
+                if not all(map(torch.equal, alone, together)):
+                    raise Broken(f"{name}.encode depends on what is beside a vector")
+    return 0.0
+
+
 Check = Callable[[ModelConfig, ServingConfig], float]
 CHECKS: dict[str, Check] = {
     "tensors and numbers are as a layer needs them": check_shapes,
@@ -277,6 +329,19 @@ CHECKS: dict[str, Check] = {
     "gradients reach every weight": check_gradients,
     "a training lowers its loss": check_training,
 }
+SERVED_CHECKS: dict[str, Check] = {
+    "rows of several lengths equal each alone": check_served_rows,
+    "a cache takes the declared bytes": check_cache,
+}
+FIRST_CHECKS = (check_shapes, check_vectors)
+"""Where these fail, others would for the same reason."""
+
+
+def list_checks(member: Member) -> dict[str, Check]:
+    """Return what a member of a kind must do."""
+    if isinstance(member, Quantizer):
+        return {"each vector is stored by itself": check_vectors, **SERVED_CHECKS}
+    return SERVED_CHECKS if member.checked_serving else CHECKS
 
 
 @torch.inference_mode()

@@ -1,8 +1,9 @@
-"""Slots that rank tokens by the attention that they received, and keep the first.
+"""Slots that rank tokens, as by the attention that they received, and keep the first.
 
-- Heavy hitters: the newest, and those to which the queries so far attended most, for each K/V head
-  by itself (H2O, arXiv 2306.14048). A token is dropped as soon as a newer one needs its place. So a
-  query sees at most ``keep`` tokens, itself included, also in a pass over many.
+- By a policy: the newest, and those of the highest score, such as those to which the queries so far
+  attended most (H2O, arXiv 2306.14048), for each K/V head by itself. A token is dropped as soon as
+  a newer one needs its place. So a query sees at most ``keep`` tokens, itself included, also in a
+  pass over many.
 - Of the prompt: its last tokens, and those to which these attend most, for each K/V head by itself
   (SnapKV, arXiv 2404.14469). What follows the prompt is kept. A prompt is reduced once its last
   token is stored, wherever passes begin.
@@ -27,14 +28,16 @@ from torch import Tensor
 from kvlab.cache.attention_pass import KVContext, softmax_with_sink
 from kvlab.cache.kv_buffer import EncodedKV, KVBuffer, as_bytes, concatenate_parts
 from kvlab.cache.slot_pass import EntryRange, PassRows, SlotPass, see_something
-from kvlab.extensions.eviction.slots import HeavyHitterSlot, PromptSlot
+from kvlab.extensions.eviction.policies import HeavyHitters, RankingStep
+from kvlab.extensions.eviction.slots import PromptSlot, RankedSlot
+from kvlab.spec.members import MemberError
 
 
-class HeavyHitterBuffer(KVBuffer):
+class RankedBuffer(KVBuffer):
     """The parts of one slot, each (B, H, S, D), in the order of the tokens that are kept.
 
     Attributes:
-        scores: (B, H, S) of float32: the attention that each kept token received.
+        scores: (B, H, S) of float32: by the policy, of each kept token.
         token_positions: (B, H, S) of int32.
     """
 
@@ -42,14 +45,14 @@ class HeavyHitterBuffer(KVBuffer):
 
     def __init__(
         self,
-        plan: HeavyHitterSlot,
+        plan: RankedSlot,
         batch_size: int,
         context: int,
         dtype: torch.dtype,
         device: torch.device,
     ):
         super().__init__(plan, batch_size, context, dtype, device)
-        self.plan, self.rule = plan, plan.rule
+        self.plan, self.rule, self.policy = plan, plan.rule, plan.rule.policy or HeavyHitters()
         shape = (batch_size, plan.layer.stored[0].count, self.size)
         self.scores = torch.zeros(shape, dtype=torch.float32, device=device)
         self.token_positions = torch.zeros(shape, dtype=torch.int32, device=device)
@@ -59,7 +62,7 @@ class HeavyHitterBuffer(KVBuffer):
         return (*super().tensors, self.scores, self.token_positions)
 
     def begin_pass(self, rows: PassRows) -> SlotPass:
-        return HeavyHitterPass(self, rows)
+        return RankedPass(self, rows)
 
     def list_segment(self, start: int, end: int) -> list[EntryRange]:  # noqa: ARG002
         return []
@@ -134,7 +137,7 @@ class PromptBuffer(KVBuffer):
         return rows
 
 
-class RankedPass(SlotPass):
+class ReducingPass(SlotPass):
     """What passes have in common whose queries rank tokens.
 
     Attributes:
@@ -186,10 +189,10 @@ class RankedPass(SlotPass):
         return order
 
 
-class HeavyHitterPass(RankedPass):
+class RankedPass(ReducingPass):
     """Drops tokens one by one, as the queries of the pass come."""
 
-    _buffer: HeavyHitterBuffer
+    _buffer: RankedBuffer
     _scores: Tensor
 
     def _join_positions(self, used: int, current: Tensor) -> Tensor:
@@ -203,6 +206,7 @@ class HeavyHitterPass(RankedPass):
         buffer, positions = self._buffer, self.positions
         heads, past = positions.shape[1], positions.shape[2] - self._rows.count
         logits = _score(queries, self.parts[0])
+        grouped = queries.reshape(len(queries), heads, -1, *queries.shape[2:])
         is_kept = positions >= 0
         is_kept[..., past:] = False
         scores = logits.new_zeros(positions.shape, dtype=torch.float32)
@@ -218,8 +222,21 @@ class HeavyHitterPass(RankedPass):
             is_kept.scatter_(-1, lowest, is_kept.gather(-1, lowest) & stays)
             seen = logits[:, :, :, i].masked_fill(~is_kept[:, :, None], -math.inf)
             by_head = None if sink is None else sink.view(heads, -1)
-            received = softmax_with_sink(seen, by_head).sum(2).float()
-            scores += received.masked_fill(~is_real[..., None], 0.0)
+            step = RankingStep(
+                softmax_with_sink(seen, by_head),
+                grouped[:, :, :, i],
+                self.parts[0],
+                self.parts[1],
+                positions,
+                self._queries[:, i, None, None],
+                is_kept,
+            )
+            ranked = buffer.policy.rank(scores.clone(), step)
+            if (shape := getattr(ranked, "shape", None)) != scores.shape:
+                found = type(ranked).__name__ if shape is None else tuple(shape)
+                text = f"returns {found} from rank; return {tuple(scores.shape)}"
+                raise MemberError(buffer.policy, text)
+            scores = torch.where(is_real[..., None], ranked.float(), scores)
             visible.append(is_kept.clone())
         mask = see_something(torch.stack(visible, 2))
         # one mask for each query head, but of a decoded token
@@ -234,7 +251,7 @@ class HeavyHitterPass(RankedPass):
         buffer.token_positions[:, :, :size] = self.positions.gather(2, order).int()
 
 
-class PromptPass(RankedPass):
+class PromptPass(ReducingPass):
     """Lets the prompt's last queries vote, and drops its other tokens where it ends."""
 
     _buffer: PromptBuffer

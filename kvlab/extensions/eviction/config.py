@@ -1,8 +1,10 @@
 """`serving.evict`: which tokens global layers keep. No torch."""
 
-from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, Any, Literal, cast
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, cast
 
+from kvlab.extensions.eviction.policies import EvictionPolicy
+from kvlab.spec.members import name_or_member
 from kvlab.spec.spec_model import NonNegativeInt, PositiveInt, Problems, SpecModel
 
 if TYPE_CHECKING:
@@ -16,7 +18,7 @@ DEFAULT_OBSERVERS, DEFAULT_POOL = 32, 7
 """Of `snapkv`: its window and its pooling in the experiments of arXiv 2404.14469."""
 
 SCORE_BYTES = 8
-"""Of a kept token and head under `heavy_hitters`: its score as a float32, and its position."""
+"""Of a kept token and head under a policy: its score as a float32, and its position."""
 
 VOTE_BYTES = 4
 """Of a token of the prompt and head under `snapkv`: the attention that it received, a float32."""
@@ -31,11 +33,12 @@ class EvictionRule:
         sinks: the first tokens of a text, which are never dropped.
         recent: the newest tokens, which are never dropped; with ``prompt`` its last ones, whose
             queries vote for the others.
-        is_scored: whether the others are ranked by the attention that they received. Otherwise
-            ``sinks + recent = keep``, and nothing else is kept.
+        is_scored: whether the others are ranked. Otherwise ``sinks + recent = keep``, and nothing
+            else is kept.
         prompt: tokens of a text that are reduced to ``keep`` once all of them are stored. Later
             ones are kept. None: a token is dropped whenever a newer one needs its place.
         pool: with ``prompt``, neighbours of which the largest vote counts; else None.
+        policy: by which the others are ranked; None for what received most attention.
     """
 
     keep: int
@@ -44,6 +47,7 @@ class EvictionRule:
     is_scored: bool
     prompt: int | None = None
     pool: int | None = None
+    policy: EvictionPolicy | None = None
 
     @property
     def slot_score_bytes(self) -> int:
@@ -52,9 +56,16 @@ class EvictionRule:
             return VOTE_BYTES * (self.prompt - self.recent)
         return self.keep * SCORE_BYTES if self.is_scored else 0
 
-    def identity(self) -> dict[str, int | bool]:
+    def identity(self) -> dict[str, int | bool | str]:
         """Return the fields that say what is computed, as plain data."""
-        return {key: value for key, value in asdict(self).items() if value is not None}
+        own = vars(self) | {"policy": self.policy and self.policy.describe()}
+        return {key: value for key, value in own.items() if value is not None}
+
+
+if TYPE_CHECKING:
+    _By = str | EvictionPolicy
+else:
+    _By = name_or_member(EvictionPolicy, lambda: EvictionPolicy.own_names)
 
 
 class EvictConfig(SpecModel):
@@ -75,16 +86,16 @@ class EvictConfig(SpecModel):
     """In place of keep: the most bytes that the cache of one sequence of block_size tokens may
     take, over all layers.
     Unit: bytes. Example: 8388608"""
-    by: Literal["recency", "heavy_hitters", "snapkv"] = "recency"
+    by: _By = "recency"
     """Which tokens are kept: the newest, those that received most attention, or those of the prompt
-    to which its last tokens attend most.
+    to which its last tokens attend most; or a policy of a user's file.
     Example: heavy_hitters, keep: 64"""
     sinks: NonNegativeInt | None = None
     """First tokens of a text that are always kept.
     Unit: tokens. Default: 4 by recency, else 0. Example: 8, keep: 64"""
     recent: PositiveInt | None = None
-    """Newest tokens that heavy_hitters always keeps; of snapkv the last tokens of the prompt, which
-    are kept and whose queries vote for the others.
+    """Newest tokens that heavy_hitters and policies always keep; of snapkv the last tokens of the
+    prompt, which are kept and whose queries vote for the others.
     Unit: tokens. Default: half of the tokens kept; 32 by snapkv. Example: 16, keep: 64, by:
     heavy_hitters"""
     prompt: PositiveInt | None = None
@@ -100,7 +111,7 @@ class EvictConfig(SpecModel):
             text = "is missing" if self.keep is None else "and bytes are two budgets"
             yield "keep", f"{text}; give keep or bytes"
         if self.recent is not None and self.by == "recency":
-            text = "is read only by: heavy_hitters and snapkv"
+            text = "is read only by what ranks tokens, such as heavy_hitters"
             yield "recent", f"{text}; by recency all but sinks are the newest"
         if self.by == "snapkv":
             recent = self.recent or DEFAULT_OBSERVERS
@@ -136,11 +147,13 @@ class EvictConfig(SpecModel):
         if self.by == "snapkv":
             observers, pool = self.recent or DEFAULT_OBSERVERS, self.pool or DEFAULT_POOL
             return EvictionRule(keep, self.sinks or 0, observers, True, self.prompt, pool)
-        is_scored = self.by == "heavy_hitters"
+        is_scored, policy = self.by != "recency", None
+        if isinstance(self.by, EvictionPolicy):
+            policy = self.by
         default = 0 if is_scored else DEFAULT_SINKS
         sinks = default if self.sinks is None else self.sinks
         recent = (self.recent or max(1, keep // 2)) if is_scored else keep - sinks
-        return EvictionRule(keep, sinks, recent, is_scored)
+        return EvictionRule(keep, sinks, recent, is_scored, policy=policy)
 
 
 class EvictFields(SpecModel):

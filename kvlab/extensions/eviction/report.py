@@ -3,6 +3,7 @@
 from kvlab.analysis.study import Study
 from kvlab.analysis.trial_rows import Levels
 from kvlab.report import document as doc
+from kvlab.report import formatting as fmt
 from kvlab.report import table_columns as cols
 from kvlab.report import texts
 from kvlab.report.sections.serving import list_sections
@@ -21,7 +22,8 @@ def report_eviction(study: Study) -> list[doc.Content]:
             size = f"{evict['keep']:,} tokens" if evict.get("keep") else f"{evict['bytes']:,} bytes"
             names = ("prompt", "sinks", "recent", "pool")
             given = (f"{name} {evict[name]}" for name in names if evict.get(name) is not None)
-            kept.add(", ".join([f"{size} by {evict['by'].replace('_', ' ')}", *given]))
+            by = fmt.describe_member(evict["by"])
+            kept.add(", ".join([f"{size} by {by.replace('_', ' ')}", *given]))
         yield "keeps", ", ".join(sorted(kept))
         share = 100 * (study.mean(levels, "evicted_share") or 0.0)
         yield "dropped (%)", doc.cell(f"{share:.1f}", share)

@@ -87,11 +87,11 @@ class RecencySlot(EvictingSlot):
 
 
 @dataclass(frozen=True, kw_only=True)
-class HeavyHitterSlot(EvictingSlot):
-    """The newest tokens, and those that all queries attended to most, for each K/V head by itself
-    (H2O, arXiv 2306.14048)."""
+class RankedSlot(EvictingSlot):
+    """The newest tokens, and those of the highest score by a policy, for each K/V head by itself;
+    by default those that all queries attended to most (H2O, arXiv 2306.14048)."""
 
-    buffer: ClassVar[str] = "kvlab.extensions.eviction.buffers:HeavyHitterBuffer"
+    buffer: ClassVar[str] = "kvlab.extensions.eviction.buffers:RankedBuffer"
 
     @property
     def token_score_bytes(self) -> int:
@@ -190,7 +190,7 @@ def plan_slot(layer: LayerConfig, model: ModelConfig, serving: ServingConfig) ->
     stored = layer, kv.dtype, kv.resolve_group(model), kv.rotate
     if rule.prompt is not None:
         return PromptSlot(*stored, rule=rule)
-    return (HeavyHitterSlot if rule.is_scored else RecencySlot)(*stored, rule=rule)
+    return (RankedSlot if rule.is_scored else RecencySlot)(*stored, rule=rule)
 
 
 def resolve_rule(model: ModelConfig, serving: ServingConfig) -> EvictionRule | None:

@@ -38,7 +38,7 @@ from kvlab.cache.formats import (
 from kvlab.cache.kv_buffer import EncodedKV, Index, concatenate_parts
 from kvlab.cache.kv_buffer import list_ring_entries as list_entries
 from kvlab.cache.slot_pass import EntryRange, PassRows, SlotBuffer, SlotPass, see_something
-from kvlab.spec.dtypes import DTYPES
+from kvlab.spec.dtypes import find_dtype
 
 if TYPE_CHECKING:
     from kvlab.extensions.kivi.slots import BlockSlot
@@ -123,7 +123,7 @@ class KIVIBuffer(SlotBuffer):
         self.rule, self.window, stored = plan.rule, plan.layer.window, plan.layer.stored
         self.block_count, self.size = self.rule.capacity(context, self.window)
         self.matrices = make_matrices(plan, device)
-        per_byte = [DTYPES[name].numbers_per_item for name in plan.list_dtypes("")]
+        per_byte = [find_dtype(name).numbers_per_item for name in plan.list_dtypes("")]
         group = self.rule.group
         self.formats = [BlockFormat(n, group if i else None) for i, n in enumerate(per_byte)]
         self.full = tuple(

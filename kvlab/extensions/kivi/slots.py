@@ -6,7 +6,7 @@ from typing import Any, ClassVar
 from kvlab.extensions.kivi.config import BlockRule, KIVIDType
 from kvlab.humanize import format_count
 from kvlab.layout.slot_plan import SlotPlan, Term
-from kvlab.spec.dtypes import DTYPES, token_bytes
+from kvlab.spec.dtypes import DTYPES, find_dtype, token_bytes
 from kvlab.spec.layer_config import LayerConfig
 from kvlab.spec.model_config import ModelConfig
 from kvlab.spec.serving_config import ServingConfig
@@ -33,7 +33,7 @@ class BlockSlot(SlotPlan):
     def block_bytes(self) -> int:
         """Bytes of a block: keys with scales by channel, values with scales by token."""
         key_dtype, *dtypes = self.list_dtypes("")
-        stored, tokens = DTYPES[key_dtype], self.rule.group
+        stored, tokens = find_dtype(key_dtype), self.rule.group
         key, *others = self.layer.stored
         codes = tokens * (key.size // stored.numbers_per_item) * stored.item_bytes
         keys = key.count * (codes + key.size * stored.scale_bytes)

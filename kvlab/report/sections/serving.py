@@ -190,9 +190,10 @@ def _describe_format(section: Mapping[str, Any]) -> str:
     newest = "" if residual is None else f", newest {residual} in full"
     rotated = ", rotated" if section.get("kv_rotate", "none") != "none" else ""
     stored = section["kv_dtype"]
-    if isinstance(stored, Mapping):
-        stored = f"K {stored['k']}, V {stored['v']}"
-    return f"{stored}{groups}{newest}{rotated}"
+    if isinstance(stored, Mapping) and stored.keys() == {"k", "v"}:
+        k, v = map(fmt.describe_member, (stored["k"], stored["v"]))
+        return f"K {k}, V {v}{groups}{newest}{rotated}"
+    return f"{fmt.describe_member(stored)}{groups}{newest}{rotated}"
 
 
 def _report_cache_dtype(study: Study) -> list[doc.Content]:

@@ -5,20 +5,29 @@ from pathlib import Path
 
 import pytest
 
-from kvlab.extensions.check.member_checks import CHECKS
+from kvlab.extensions.check.member_checks import CHECKS, SERVED_CHECKS
 from tests.data.sources.test_user_documents import EXAMPLE as SOURCE
 from tests.data.sources.test_user_documents import write as write_source
 from tests.evaluate.test_token_metrics import FILE as METRIC
+from tests.support.extensions import needs
 from tests.support.tiny_sweep import run_kvlab
 
 EXAMPLE = Path(__file__).parents[3] / "docs" / "extend" / "half_values.py"
 
 
-@pytest.mark.parametrize("name", ["half_values", "decayed_sum"])
-def test_the_examples_of_the_page_hold(name):
+@pytest.mark.parametrize(
+    ("name", "checks"),
+    [
+        ("half_values", [*CHECKS]),
+        ("decayed_sum", [*CHECKS]),
+        ("ternary", ["each vector is stored by itself", *SERVED_CHECKS]),
+        pytest.param("last_attention", [*SERVED_CHECKS], marks=needs("eviction")),
+    ],
+)
+def test_the_examples_of_the_page_hold(name, checks):
     code, out, _ = run_kvlab("check", EXAMPLE.with_stem(name), "--cases", "12", "--json")
     found = json.loads(out)
-    assert (code, [one["check"] for one in found]) == (0, [*CHECKS])
+    assert (code, [one["check"] for one in found]) == (0, checks)
     assert not any(one["counterexample"] for one in found)
     by_check = {one["check"]: one["largest"] for one in found}
     assert max(by_check.values()) < 1e-10
@@ -47,6 +56,32 @@ def test_each_mistake_has_a_counterexample(tmp_path):
         "gradients reach every weight", "tensors and numbers are as a layer needs them",
         "rotary positions count distances alone",
     ]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("name", "right", "wrong", "said"),
+    [
+        ("ternary", "decode(self, packed", "decode(self, more, packed", "missing 1 required"),
+        ("ternary", ".mean(-1, keepdim=True)", ".mean().expand_as(values[..., :1])", "depends on"),
+        ("ternary", "float() - 1) *", "float() / 0 - 1) *", "not finite"),
+        ("ternary", ".half()", "", "torch.float64"),
+        pytest.param(
+            "last_attention", "mean(2)", "mean()", "returns () from rank", marks=needs("eviction")
+        ),
+        pytest.param(
+            "last_attention",
+            "step",
+            "scores * scores.shape[-1] - step",
+            "differ",
+            marks=needs("eviction"),
+        ),
+    ],
+)
+def test_mistakes_of_what_serves_have_a_counterexample(tmp_path, name, right, wrong, said):
+    text = EXAMPLE.with_stem(name).read_text()
+    (tmp_path / "m.py").write_text(f"{wrong}".join(text.rsplit(right, 1)))
+    code, out, _ = run_kvlab("check", tmp_path / "m.py", "--cases", "12")
+    assert (code, said in out, '    with {"model": {"vocab_size"' in out) == (1, True, True), out
 
 
 def test_tensors_of_a_wrong_shape_are_the_only_thing_said(tmp_path):

@@ -1,0 +1,65 @@
+"""Policies that rank tokens as they are attended to: `serving.evict.by`. No torch."""
+
+from abc import ABC, abstractmethod
+from typing import Any, NamedTuple
+
+from kvlab.spec.members import Member
+
+
+class RankingStep(NamedTuple):
+    """What a policy may rank tokens by: the newest query of each row, and the tokens it sees.
+
+    Shapes: B rows, H K/V heads, G query heads of each, N tokens, D width of a head. Tokens that are
+    not there or not kept are among the N. How many depends on how a text is split into passes, so
+    that a policy must not.
+
+    Attributes:
+        attention: (B, H, G, N), what the query takes of each token; 0 of those that it does not
+            see. With `attention_sink` they sum to less than 1.
+        queries: (B, H, G, D).
+        keys: (B, H, N, D), as they are attended to.
+        values: (B, H, N, D).
+        positions: (B, H, N), of the tokens in the text.
+        position: (B, 1, 1), of the query.
+        is_kept: (B, H, N), of bool: the tokens that the query sees, its own included.
+    """
+
+    attention: Any
+    queries: Any
+    keys: Any
+    values: Any
+    positions: Any
+    position: Any
+    is_kept: Any
+
+
+class EvictionPolicy(Member, ABC):
+    """Which token is dropped when a newer one needs its place: the one of the lowest score.
+
+    Each K/V head drops tokens by itself. The first ``sinks`` and the newest ``recent`` tokens stay
+    whatever their score is; of equal scores the oldest goes.
+    """
+
+    own_names = ("recency", "heavy_hitters", "snapkv")
+
+    @property
+    def checked_serving(self) -> dict[str, Any]:
+        return {"evict": {"keep": 9, "by": self, "sinks": 1, "recent": 2}}
+
+    @abstractmethod
+    def rank(self, scores: Any, step: RankingStep) -> Any:
+        """Return the scores (B, H, N) after a token has attended to those that are kept.
+
+        Args:
+            scores: (B, H, N) of float32, as the step before has returned them; 0 of the newest
+                token. They may be overwritten.
+        """
+
+
+class HeavyHitters(EvictionPolicy):
+    """The attention that a token has received, of all query heads (H2O, arXiv 2306.14048)."""
+
+    name = "heavy_hitters"
+
+    def rank(self, scores: Any, step: RankingStep) -> Any:
+        return scores + step.attention.sum(2).float()

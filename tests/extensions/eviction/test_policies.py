@@ -1,0 +1,125 @@
+"""Policies of users' files: which token goes, against a plain reference."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from kvlab.errors import SpecError
+from kvlab.layout import KVLayout
+from kvlab.spec import ModelConfig, ServingConfig, load_experiment
+from kvlab.spec.extension_files import describe_error, load_extension, read_extension
+from kvlab.spec.members import MemberError
+from kvlab.trial.trial import Trial
+from tests.contracts.slot_contract import check_copies_of_rows
+from tests.extensions.eviction.test_eviction import GLOBAL, HYBRID
+from tests.studies.fuzz_model import draw_case, run_case
+from tests.support.random_model import random_model
+
+EXAMPLE = Path(__file__).parents[3] / "docs" / "extend" / "last_attention.py"
+(POLICY,) = load_extension(read_extension(EXAMPLE)).members
+YAML = """\
+name: mine
+extensions: [mine.py]
+model: {vocab_size: 257, block_size: 32, n_layer: 2, n_head: 2, n_embd: 16}
+data: {tokenizer: bytes}
+benchmark: {prompt_tokens: 8, new_tokens: 8}
+serving: {evict: {keep: 8, by: last_attention}}
+"""
+DECAYED = """\
+from kvlab.extend import EvictionPolicy, Extension, SpecModel
+
+
+class Options(SpecModel):
+    rate: float = 0.5
+
+
+class Decayed(EvictionPolicy):
+    name = "decayed"
+    options = Options
+
+    def rank(self, scores, step):
+        return self.options.rate * scores + step.attention.sum(2)
+
+
+extension = Extension(eviction_policies=(Decayed(),))
+"""
+
+
+def write(folder, text=None, by="last_attention"):
+    (folder / "mine.py").write_text(EXAMPLE.read_text() if text is None else text)
+    (folder / "e.yaml").write_text(YAML.replace("last_attention", by))
+    return folder / "e.yaml"
+
+
+@settings(max_examples=12)
+@given(
+    number=st.integers(0, 10**6),
+    keep=st.integers(5, 12),
+    recent=st.integers(1, 3),
+    sinks=st.integers(0, 1),
+)
+def test_logits_agree_with_the_reference(number, keep, recent, sinks):
+    case = draw_case(number)
+    if not case.config.kv_form.stores_keys or len({*case.config.kv_owners}) < case.config.n_layer:
+        return
+    evict = {"keep": keep, "by": POLICY, "recent": recent, "sinks": sinks}
+    serving = ServingConfig(evict=evict)
+    assert run_case(replace(case, serving=serving, dtype=torch.float64)) < 1e-9
+
+
+@pytest.mark.parametrize("config", [GLOBAL, HYBRID])
+def test_copies_of_rows_of_other_lengths_go_on_as_each_alone(config):
+    check_copies_of_rows(config, ServingConfig(evict={"keep": 12, "by": POLICY, "recent": 3}))
+
+
+def test_a_policy_has_settings_and_its_code_is_in_the_id(tmp_path):
+    trials = [
+        Trial.of(load_experiment(write(tmp_path, text, by)), "text", 0)
+        for text, by in (
+            (DECAYED, "decayed"),
+            (DECAYED, "{decayed: {rate: 0.5}}"),
+            (DECAYED, "{decayed: {rate: 0.25}}"),
+            (DECAYED.replace("sum(2)", "amax(2)"), "decayed"),
+        )
+    ]
+    assert len({one.id for one in trials}) == 3
+    assert trials[0].id == trials[1].id
+    assert len({one.training_id for one in trials}) == 1
+    kept = trials[2].experiment.model_dump(mode="json")["serving"]["evict"]["by"]
+    assert kept == {"decayed": {"rate": 0.25}}
+
+
+def test_a_rate_of_one_is_heavy_hitters(tmp_path):
+    experiment = load_experiment(write(tmp_path, DECAYED, "{decayed: {rate: 1.0}}"))
+    model, words = random_model(GLOBAL), torch.arange(40)[None] % 29
+    logits = []
+    for by in (experiment.serving.evict.by, "heavy_hitters"):
+        cache = model.new_cache(1, 40, ServingConfig(evict={"keep": 12, "by": by}))
+        with torch.inference_mode():
+            logits.append(model(words, cache=cache))
+    assert torch.equal(*logits)
+
+
+def test_its_bytes_are_those_of_scores_and_positions():
+    config = ModelConfig(vocab_size=29, n_layer=1, n_head=4, n_embd=32, block_size=64)
+    layout = KVLayout.of(config, ServingConfig(evict={"keep": 12, "by": POLICY}))
+    assert layout.stored_bytes(1, 64) == 12 * (2 * 32 * 4 + 4 * 8)
+
+
+def test_mistakes_have_their_place(tmp_path):
+    with pytest.raises(SpecError, match=r"e.yaml:6:32: serving.evict.by = lst is not one of"):
+        load_experiment(write(tmp_path, by="lst"))
+    taken = EXAMPLE.read_text().replace('"last_attention"', '"snapkv"')
+    with pytest.raises(SpecError, match=r"mine.py:9:1: LastAttention has name = 'snapkv'"):
+        load_experiment(write(tmp_path, taken))
+    wrong = EXAMPLE.read_text().replace(".mean(2)", "")
+    serving = load_experiment(write(tmp_path, wrong)).serving
+    model = random_model(GLOBAL)
+    with pytest.raises(MemberError) as error, torch.inference_mode():
+        model(torch.zeros(1, 20, dtype=torch.int64), cache=model.new_cache(1, 32, serving))
+    said = describe_error(error.value)
+    assert said.startswith("mine.py:9: LastAttention returns (1, 2, 2, 20) from rank")
