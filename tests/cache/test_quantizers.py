@@ -76,7 +76,7 @@ def test_gradients_pass_straight_through():
     check_gradients(KVStorage(TERNARY), None, seen_by)
 
 
-@pytest.mark.parametrize("kv_dtype", SERVINGS, ids=str)
+@pytest.mark.parametrize("kv_dtype", SERVINGS, ids=["both", "v", "k"])
 def test_rows_go_on_apart_and_bytes_are_those_of_the_file(kv_dtype):
     config = GLOBAL
     serving = ServingConfig(kv_dtype=kv_dtype)
