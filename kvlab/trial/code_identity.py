@@ -27,7 +27,7 @@ TRAINING: Scope = (
     "kvlab.cache.attention_pass", "kvlab.cache.formats", "kvlab.cache.uncached_passes",
     "kvlab.data.batches", "kvlab.model", "-kvlab.model.decode_attention", "-kvlab.model.generate",
     "kvlab.spec.dtypes", "kvlab.spec.kv_forms", "kvlab.spec.layer_config", "kvlab.spec.mixers",
-    "kvlab.spec.model_config", "kvlab.spec.training_config",
+    "kvlab.spec.model_config", "kvlab.spec.quantizers", "kvlab.spec.training_config",
     "kvlab.train", "-kvlab.train.mfu", "-kvlab.train.training_record",
     "kvlab.trial.ddp", "kvlab.trial.initial_weights_loader",
     *(module for parts in _EXTENSIONS for module in parts.training_code),
@@ -40,7 +40,7 @@ MEASUREMENT: Scope = (
     "kvlab.model", "-kvlab.model.uptraining", "kvlab.spec.benchmark_config",
     "kvlab.spec.dtypes", "kvlab.spec.kv_forms", "kvlab.spec.layer_config",
     "kvlab.spec.measure_options", "kvlab.spec.mixers", "kvlab.spec.model_config",
-    "kvlab.spec.serving_config", "kvlab.trial.torch_trainable",
+    "kvlab.spec.quantizers", "kvlab.spec.serving_config", "kvlab.trial.torch_trainable",
     *(module for parts in _EXTENSIONS for module in parts.measurement_code),
 )  # fmt: skip
 
