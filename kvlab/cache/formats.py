@@ -325,7 +325,8 @@ class QuantizerFormat(KVFormat):
         )
 
     def encode(self, values: Tensor) -> tuple[Tensor, ...]:
-        encoded = tuple(self.quantizer.encode(values.float()))
+        with torch.autocast(values.device.type, enabled=False):  # as in a cache
+            encoded = tuple(self.quantizer.encode(values.float()))
         stored = self.quantizer.stored(values.shape[-1])
         wanted = [((*values.shape[:-1], n), getattr(torch, dtype)) for n, dtype in stored]
         found = [(tuple(one.shape), one.dtype) for one in encoded]
@@ -335,7 +336,8 @@ class QuantizerFormat(KVFormat):
         return encoded
 
     def decode(self, encoded: tuple[Tensor, ...], dtype: torch.dtype) -> Tensor:
-        decoded: Tensor = self.quantizer.decode(*encoded)
+        with torch.autocast(encoded[0].device.type, enabled=False):
+            decoded: Tensor = self.quantizer.decode(*encoded)
         return decoded.to(dtype)
 
 

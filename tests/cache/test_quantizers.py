@@ -9,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kvlab.benchmark.measures.decode_memory import count_kv_bytes
+from kvlab.cache.formats import QuantizerFormat
 from kvlab.errors import SpecError, UsageError
 from kvlab.layout import KVLayout
 from kvlab.model import GPT
@@ -144,3 +145,39 @@ def test_a_trained_model_is_served_otherwise_by_its_own_file(tmp_path):
     assert [str(one) for one in (served.kv_dtype.k, served.kv_dtype.v)] == ["int8", "ternary"]
     with pytest.raises(UsageError, match="did you mean ternary"):
         override_serving(opened, {"serving.kv_dtype": "ternry"})
+
+
+ROTATED = """\
+import torch
+from kvlab.extend import Extension, Quantizer
+
+BASIS = torch.linalg.qr(torch.randn(8, 8, generator=torch.Generator().manual_seed(0)))[0]
+
+
+class Rotated(Quantizer):
+    name = "rotated"
+
+    def stored(self, size):
+        return ((size, "float32"),)
+
+    def encode(self, values):
+        return (values @ BASIS,)
+
+    def decode(self, stored):
+        return stored @ BASIS.T
+
+
+extension = Extension(quantizers=(Rotated(),))
+"""
+
+
+def test_a_training_in_bfloat16_multiplies_its_vectors_in_float32(tmp_path):
+    storage = QuantizerFormat(
+        load_experiment(
+            write(tmp_path, ROTATED, YAML.replace("ternary", "rotated"))
+        ).serving.kv_dtype
+    )
+    vectors = torch.randn(2, 2, 5, 8)
+    with torch.autocast("cpu", torch.bfloat16):
+        rounded = storage.decode(storage.encode(vectors), torch.float32)
+    assert torch.equal(rounded, storage.decode(storage.encode(vectors), torch.float32))
