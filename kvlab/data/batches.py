@@ -229,6 +229,9 @@ def spread_windows(
 
     Equal arguments give equal windows, so all cells of a sweep are scored on the same text.
 
+    Args:
+        target_tokens: Tokens to score, 1 or more; rounded up to whole windows.
+
     Raises:
         DataError: ``tokens`` is too short.
     """
@@ -237,7 +240,7 @@ def spread_windows(
     counts = np.bincount(owners, minlength=len(ends)).tolist()
     starts = []
     for first, end, count in zip([0, *ends], ends, counts, strict=False):
-        if not len(windows) or count * block_size + 1 > end - first:
+        if count * block_size + 1 > end - first:
             hint = "raise data.validation_fraction, or score fewer tokens"
             raise _too_few_tokens("held-out", end - first, count * block_size, hint)
         indices = spread_indices(count, (end - first - 1) // block_size)

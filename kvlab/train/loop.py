@@ -22,7 +22,7 @@ from kvlab.train import training_record as records
 from kvlab.train.checkpoint import Checkpoints, TrainingState, Trunk, resume_identity
 from kvlab.train.mfu import MfuMeter
 from kvlab.train.tensor_files import FINAL_WEIGHTS, load_final_weights, write_tensors
-from kvlab.train.train_step import WINDOW, TokenSplits, TrainStepper, check_finite, check_spike
+from kvlab.train.train_step import TokenSplits, TrainStepper, check_finite, check_spike
 
 CHECKPOINT_SECONDS = 600.0
 """The time between checkpoints without ``checkpoint_every``, unless writing one takes over a
@@ -219,8 +219,7 @@ class _Run:
             weight = min(1.0, max(1 / self.recent_steps, seconds / RATE_SECONDS))
             self.step_seconds += weight * (seconds - self.step_seconds)
         state.losses.append(loss)
-        recent = state.losses[-WINDOW:]
-        state.lowest = check_spike(recent, state.lowest, self.training, state.step)
+        state.lowest = check_spike(state.losses, state.lowest, self.training, state.step)
 
     def validate(self, state: TrainingState) -> float:
         loss = self.stepper.validation_loss()
@@ -278,18 +277,13 @@ class _Run:
     def share_if_due(self, state: TrainingState) -> None:
         """Give the trunk the checkpoint of this step, if another token budget branches here."""
         if self.trunk is not None and state.step in self.trunk.steps and self.workers.is_rank_zero:
-            self.wait_for_checkpoints(state)
+            start = time.monotonic()
+            self.checkpoints.wait()
+            state.checkpoint_seconds += time.monotonic() - start
             self.checkpoints.share(state.step, self.trunk)
-
-    def wait_for_checkpoints(self, state: TrainingState) -> None:
-        """Wait until those that a thread writes are on disk, and account for that time."""
-        start = time.monotonic()
-        self.checkpoints.wait()
-        state.checkpoint_seconds += time.monotonic() - start
 
     def finish(self, state: TrainingState) -> records.TrainingRecord:
         """Write the weights, then the record. In this order a kill between them loses nothing."""
-        self.wait_for_checkpoints(state)
         self.count_compiling(state)
         # the first step of an attempt warms up, and counts only if there is no other
         timed = (state.timed_steps, state.timed_seconds)

@@ -338,12 +338,12 @@ def check_finite(name: str, value: float, training: TrainingConfig, step: int) -
 
 
 def check_spike(
-    recent: Sequence[float], lowest: float | None, training: TrainingConfig, step: int
+    losses: Sequence[float], lowest: float | None, training: TrainingConfig, step: int
 ) -> float | None:
     """Check the mean loss of the last `WINDOW` steps against the lowest such mean so far.
 
     Args:
-        recent: losses of the last steps, at most `WINDOW`.
+        losses: of all steps so far.
         lowest: the return value for the step before.
 
     Returns:
@@ -352,9 +352,9 @@ def check_spike(
     Raises:
         Diverged: the mean is ``training.spike`` nats above the lowest.
     """
-    if len(recent) < WINDOW:
+    if len(losses) < WINDOW:
         return lowest
-    mean = math.fsum(recent) / len(recent)
+    mean = math.fsum(losses[-WINDOW:]) / WINDOW
     if lowest is None or mean < lowest:
         return mean
     if training.spike is not None and mean > lowest + training.spike:

@@ -68,13 +68,14 @@ def test_two_workers_lose_as_one_with_accumulation(tmp_path):
     """They branch from a shared stable phase, stop, pause at a rung of a search, and go on."""
     steps = STEPS | {"schedule": "wsd", "warmup_tokens": 64 * 4, "decay_tokens": 64 * 10}
     longer = experiment(SHAPE, steps | {"tokens": 64 * 60}, resources={"microbatch_tokens": 16})
-    trunk = Trunk(tmp_path / "trunk", frozenset([8]))
+    trunk = Trunk(tmp_path / "trunk", frozenset([8, 12]))
     with pytest.raises(Paused):
         train(model(longer), DATA, longer, seed=0, directory=tmp_path / "a", until=8, trunk=trunk)
     together = check_two_workers(tmp_path, SHAPE, steps, stop_after=15, until=36, trunk=trunk)
     assert read_sealed_json(tmp_path / "two" / "rungs.json")["rungs"]["36"]["step"] == 36
     assert (together.workers, together.branched_at, len(together.train_curve)) == (2, 8, 40)
     assert together.resumed_from == [8, 23, 36]
+    assert trunk.path(12).is_dir(), "they share, too"
     assert together.train_curve[0][2] - together.train_curve[-1][2] > 0.5, "it learnt something"
 
 

@@ -45,9 +45,8 @@ def fed(losses, training=TRAINING):
     """The step at which the losses count as diverged, or None."""
     lowest = None
     for step in range(len(losses)):
-        recent = losses[max(0, step + 1 - WINDOW) : step + 1]
         try:
-            lowest = check_spike(recent, lowest, training, step)
+            lowest = check_spike(losses[: step + 1], lowest, training, step)
         except Diverged:
             return step
     return None
