@@ -2,10 +2,12 @@
 
 import hashlib
 import json
+import random
 import shutil
 import signal
 import subprocess
 import sys
+from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from functools import partial
@@ -271,6 +273,28 @@ def test_one_document_is_split_at_the_coarsest_boundary_near_the_cut(tmp_path, n
     assert facts.held_out_bytes == raw[2]
     (warning,) = (line for line in facts.warnings if "is one document" in line)
     assert f"a gap of {raw[1]:,} bytes" in warning
+
+
+def test_a_document_of_a_few_words_is_split_into_two_with_text_or_refused(tmp_path):
+    """Also where a token reaches across every boundary near the cut."""
+    rng, path, outcomes = random.Random(0), tmp_path / "mine.txt", Counter()
+    for _ in range(60):
+        text = "".join(rng.choices(["a", " ", "\n", "the ", "é", "   ", "story "], k=8))
+        path.write_text(f"{text}.")
+        data = config(path, validation_fraction=rng.choice([0.1, 0.5, 0.9, 0.99]))
+        try:
+            dataset = prepare_dataset(data)
+        except DataError as error:
+            outcomes[error.field] += 1
+            continue
+        (held_out,), (train,) = read_splits(dataset)
+        assert held_out
+        assert train
+        assert text.startswith(train)
+        assert f"{text}.".endswith(held_out)
+        outcomes["split"] += 1
+    assert outcomes.keys() == {"split", "data.validation_fraction"}
+    assert min(outcomes.values()) > 10
 
 
 def test_one_file_in_parts_is_split_at_its_end_and_its_example_plans(tmp_path, monkeypatch):

@@ -1,5 +1,7 @@
 """Documents are read from files of other programs; errors in damaged files name the location."""
 
+from itertools import chain
+
 import pyarrow as pa
 import pytest
 from pyarrow import parquet
@@ -95,11 +97,13 @@ def test_parquet_without_a_column_of_text_is_refused(tmp_path, columns, rule):
         read(tmp_path / "a.parquet")
 
 
-@pytest.mark.parametrize("paragraph", [50, 3_000, 40_000])
-def test_only_a_large_text_becomes_parts_at_blank_lines(paragraph):
+@pytest.mark.parametrize("lengths", [[50], [3_000], [40_000], [3_000, 30_000]])
+def test_only_a_large_text_becomes_parts_at_blank_lines(lengths):
     assert list(split_text("x" * 1_000_000)) == ["x" * 1_000_000]
     assert max(map(len, split_text("x" * 1_000_001))) == 16_000, "without any break"
-    text = "\n\n".join(stories(1_400_000 // paragraph, words=paragraph // 10))
+    count = 1_400_000 // sum(lengths)
+    paragraphs = zip(*(stories(count, words=length // 10) for length in lengths), strict=True)
+    text = "\n\n".join(chain(*paragraphs))
     assert len(text) > 1_000_000
     parts = list(split_text(text))
     assert "".join("".join(parts).split()) == "".join(text.split())

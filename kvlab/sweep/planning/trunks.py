@@ -30,7 +30,7 @@ class Branch:
 
 
 def plan_branches(trials: Sequence[Trial], store: Store | None) -> dict[str, Branch]:
-    """Return the branch of every training that has or needs a trunk, by training id.
+    """Return the branch of every training that may share a trunk, by training id.
 
     The longest stable phase of a trunk is trained from the newest checkpoint in the store, if
     there is one; every other training branches from that.
@@ -42,8 +42,6 @@ def plan_branches(trials: Sequence[Trial], store: Store | None) -> dict[str, Bra
     branches: dict[str, Branch] = {}
     for trunk_id, members in trunks.items():
         stored = store.trunk_steps(trunk_id) if store is not None else []
-        if len(members) == 1 and not stored:
-            continue
         stable = {trial.id: trial.experiment.training.stable_steps for trial in members}
         longest = max(members, key=lambda trial: stable[trial.id])
         for trial in members:

@@ -1,10 +1,12 @@
 """The pace and the remaining time of a sweep, from its record."""
 
 import io
+import os
 
 import pytest
 
 from kvlab.cli.progress_display import ProgressDisplay
+from kvlab.sweep.driver import sweep_progress
 from kvlab.sweep.driver.sweep_progress import estimate_pace, list_durations
 from tests.support.stub_trials import StubRun, drive
 
@@ -37,6 +39,14 @@ def test_the_rest_takes_as_long_as_what_has_ended_shared_by_those_that_run(store
         # 6 of 120 s; what runs has 20 s left and, of the other, no more than a whole trial
         "seconds_left": pytest.approx((6 * 120 + 20 + 120) / 2),
     }
+
+
+def test_the_newest_results_are_read(store, monkeypatch):
+    monkeypatch.setattr(sweep_progress, "MAX_RESULTS_READ", 2)
+    for trial, seconds, ended in zip(DONE, (60, 120, 180), (5, 9, 1), strict=True):
+        done(store, trial, seconds)
+        os.utime(store.trial_directory(trial) / "result.json", (ended, ended))
+    assert list_durations(store, DONE) == [120, 60]
 
 
 def test_what_was_trained_before_a_kill_counts_and_nothing_is_guessed_from_nothing(store):
