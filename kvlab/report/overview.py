@@ -290,6 +290,9 @@ def select_cells(study: Study, most: int) -> list[Levels]:
 MAX_NAMED = 3
 """Levels that the sentences name; the list of levels has all."""
 
+SMALLER = 1.01
+"""From this ratio on a cache is called smaller: the bytes of a few scores are no reduction."""
+
 FROM_MARGIN, FROM_ZERO = 0.1, 0.1
 """Distances from which on an end is clearly below the margin, in margins, or above zero, in half
 widths of the interval."""
@@ -311,13 +314,13 @@ def write_lead(study: Study) -> list[doc.Paragraph]:
     metric, factor = study.primary_metric, partial(_factor, study)
     if study.is_untrained:
         best = max(study.cells, key=factor)
-        if factor(best) > 1:
+        if factor(best) >= SMALLER:
             found = _describe_cell(study, best)
             return [texts.write("lead of one cell", "lead", study=study, best=found)]
     if not study.values(study.baseline, metric):
         text = f"No trial of the baseline has {fmt.short_title(metric)} yet: no cost is known."
         return [doc.Paragraph((text,), tone="lead")]
-    smaller = [one for levels, one in study.comparisons.items() if factor(levels) > 1]
+    smaller = [one for levels, one in study.comparisons.items() if factor(levels) >= SMALLER]
     free = _list_free_effects(study)
     costs = _list_costs(study, {effect.name for effect in free})
     shown = [(one, fmt.format_difference(metric, one.value)) for one in free if smaller]

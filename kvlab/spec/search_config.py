@@ -28,7 +28,9 @@ def short_keys(keys: Iterable[str]) -> dict[str, str]:
 
 
 def format_setting(value: Any) -> str:
-    """Return a value of a setting; numbers with four significant digits."""
+    """Return a value of a setting as YAML would write it; numbers with four significant digits."""
+    if isinstance(value, Mapping):
+        return f"{{{', '.join(f'{key}: {format_setting(one)}' for key, one in value.items())}}}"
     return f"{value:.4g}" if isinstance(value, float) else format_value(value)
 
 

@@ -13,8 +13,7 @@ from kvlab.extensions.search.optuna_sampler import check_search, objective_direc
 from kvlab.fs.atomic_files import write_atomic
 from kvlab.humanize import format_number, summarize_error
 from kvlab.spec import Sweep, load_sweep
-from kvlab.spec.search_config import format_settings, split_sampler
-from kvlab.spec.validation_errors import format_value
+from kvlab.spec.search_config import format_setting, format_settings, split_sampler
 from kvlab.store.metrics import METRICS
 
 MAX_TRIALS = 3
@@ -36,7 +35,7 @@ def format_search_space(sweep: Sweep) -> Iterator[str]:
     search = sweep.search
     assert search is not None, "only for sweeps with a search"
     for key, values in search.choices.items():
-        yield f"Search {key} in {', '.join(map(format_value, values))}."
+        yield f"Search {key} in {', '.join(map(format_setting, values))}."
     for key, interval in search.ranges.items():
         flags = [*(["log"] if interval.log else []), *(["whole"] if interval.whole else [])]
         yield f"Search {key} from {interval.low:g} to {interval.high:g}{_in_parentheses(flags)}."
@@ -51,7 +50,9 @@ def format_search_space(sweep: Sweep) -> Iterator[str]:
         rule = f"{search.pruning.rule} at {rungs} of the steps"
         yield f"Pruned by validation loss, whatever the objectives: {rule}."
     sampler, settings = split_sampler(search.sampler)
-    sampler += _in_parentheses([f"{key}: {format_value(value)}" for key, value in settings.items()])
+    sampler += _in_parentheses(
+        [f"{key}: {format_setting(value)}" for key, value in settings.items()]
+    )
     yield f"{sampler}: {objectives}; until {' or '.join(budget)}, {search.parallel} at once."
 
 
