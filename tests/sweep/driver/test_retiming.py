@@ -37,10 +37,12 @@ def write_trial(store, trial, timings="shared", loss=2.0):
     store.write_result(build_result(trial, "done", facts, measured=measured))
 
 
-def record(folder, store, timings="shared", mode="auto"):
+def record(folder, store, timings="shared", mode="auto", mqa=""):
     """Write a sweep whose trials ran side by side; return its plan."""
     retime = f"benchmark.retime: {mode}"
-    text = SWEEP.replace("mha: {}", f"mha: {{{retime}}}").replace("mqa: {", f"mqa: {{{retime}, ")
+    text = SWEEP.replace("mha: {}", f"mha: {{{retime}}}").replace(
+        "mqa: {", f"mqa: {{{retime}, {mqa}"
+    )
     planned = tiny_plan(folder, store, text)
     for one in planned.trials:
         write_trial(store, one.trial, timings)
@@ -88,6 +90,12 @@ def run_retiming(planned, store, fail=None, *, value=1.0, repeat=False):
 
 def obstacle(store):
     return Study.load(store, "s").timing_obstacle
+
+
+def test_trials_of_different_texts_are_timed_together(tmp_path, store):
+    planned = record(tmp_path, store, mqa="data.validation_fraction: 0.2, ")
+    _, tasks, _ = run_retiming(planned, store)
+    assert [len(task.experiments) for task in tasks] == [4, 4]
 
 
 def test_trials_of_a_seed_are_timed_together_and_the_new_times_are_read(tmp_path, store):

@@ -2,10 +2,14 @@
 
 from pathlib import Path
 
+import pytest
+
+from kvlab.analysis.study import Study
 from kvlab.cli.commands.plan import explain_equality
 from kvlab.spec import load_sweep
 from kvlab.sweep import plan
-from tests.support.stub_trials import SWEEP, StubRun, identify, tiny_plan, write_sweep
+from kvlab.sweep.planning.planner import describe_sweep, plan_estimand
+from tests.support.stub_trials import SWEEP, StubRun, drive, identify, tiny_plan, write_sweep
 
 ROOT = Path(__file__).parents[3]
 
@@ -21,6 +25,23 @@ def test_the_baseline_comes_first_and_seeds_stay_together(tmp_path):
     assert dict(first.levels) == {"heads": "mqa", "serving": "tied"}
     assert [one.trial.seed for one in planned.trials] == [0, 1] * 4
     assert planned.cells[0].trials == {0: first.trial.id, 1: planned.trials[1].trial.id}
+
+
+@pytest.mark.parametrize(
+    ("decide", "entering"),
+    [
+        ("", {"plain"}),
+        ("decide: {over: {serving: [tied]}}\n", {"tied"}),
+        ("decide: {over: {serving: [plain, tied]}}\n", {"plain", "tied"}),
+    ],
+)
+def test_a_plan_takes_means_over_the_cells_that_the_study_does(tmp_path, store, decide, entering):
+    planned = tiny_plan(tmp_path, store, SWEEP + decide)
+    store.write_sweep(describe_sweep(planned, yaml="", experiment_yaml="", command=""))
+    drive(planned, store, StubRun(store.path))
+    cells = [tuple(cell.levels.values()) for cell in planned.cells]
+    for estimand in (plan_estimand(planned.sweep, cells), Study.load(store, "s").estimand):
+        assert {serving for _, serving in filter(estimand.enters_means, cells)} == entering
 
 
 def test_states_follow_the_store(tmp_path, store, planned):
