@@ -326,7 +326,10 @@ class QuantizerFormat(KVFormat):
 
     def encode(self, values: Tensor) -> tuple[Tensor, ...]:
         with torch.autocast(values.device.type, enabled=False):  # as in a cache
-            encoded = tuple(self.quantizer.encode(values.float()))
+            encoded = self.quantizer.encode(values.float())
+        if not isinstance(encoded, tuple):
+            found = f"returns a {type(encoded).__name__} from encode"
+            raise MemberError(self.quantizer, f"{found}; return a tuple, as in (codes, scale)")
         stored = self.quantizer.stored(values.shape[-1])
         wanted = [((*values.shape[:-1], n), getattr(torch, dtype)) for n, dtype in stored]
         found = [(tuple(one.shape), one.dtype) for one in encoded]

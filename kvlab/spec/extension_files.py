@@ -154,7 +154,10 @@ def load_extension(file: ExtensionFile, path: str | Path | None = None) -> Exten
     except (Exception, SystemExit) as error:
         frames = traceback.extract_tb(error.__traceback__)
         line = next((one.lineno for one in reversed(frames) if one.filename == shown), None)
-        fail(line or 1, f"fails: {type(error).__name__}: {error}")
+        text = f"fails: {type(error).__name__}: {error}"
+        if isinstance(error, ModuleNotFoundError) and _is_beside(path, error.name):
+            text = f"imports {error.name} beside it, which workers and records lack; put it here"
+        fail(line or 1, text)
     extension = module.__dict__.get("extension")
     if not isinstance(extension, Extension):
         text = "has no `extension`; end it with `extension = Extension(kv_forms=(MyForm(),))`"
@@ -168,6 +171,10 @@ def load_extension(file: ExtensionFile, path: str | Path | None = None) -> Exten
             member.__dict__["options"] = member.options()  # a mixer may be frozen
     _loaded[file] = extension
     return extension
+
+
+def _is_beside(path: str | Path | None, module: str | None) -> bool:
+    return path is not None and bool(module) and Path(path).with_name(f"{module}.py").exists()
 
 
 def _check_members(
@@ -191,8 +198,10 @@ def _check_members(
                 fail(line, f"{field} has {member!r}; {hint}")
             name = getattr(member, "name", None)
             if not isinstance(name, str) or name in names:
-                hint = f"give it one that is none of {', '.join(sorted(names))}"
-                fail(line, f"{own.__name__} has name = {name!r}; {hint}")
+                hint = (
+                    "which is taken; choose another" if name in names else "not a text; write one"
+                )
+                fail(line, f"{own.__name__} has name = {name!r}, {hint}")
             names.add(name)
             _check_options(member, partial(fail, line))
             if problem := member.find_definition_problem(module, text):
@@ -215,12 +224,18 @@ def _check_options(member: Member, fail: Callable[[str], NoReturn]) -> None:
 def offer_extensions(data: Any) -> Iterator[None]:
     """Offer what ``extensions`` in the data of an experiment adds, while it is validated."""
     files = _read_files(data.get("extensions", ())) if isinstance(data, dict) else ()
-    members = list[Member]()
+    members, homes = list[Member](), dict[tuple[str, str], str]()
     for file in files if isinstance(files, tuple) else ():  # else its field says what is wrong
         if file.text not in _trusted:
             text = f"has {file.name}, code of a record that nobody has run on this machine; read"
             spec.raise_problems([("extensions", f"{text} it, then run `kvlab check` on it")])
-        members += load_extension(file).members
+        for kind, added in load_extension(file).kinds.items():
+            for one in added:
+                home = homes.setdefault((kind, one.name), file.name)
+                if home != file.name:
+                    text = f"has {one.name} in {home} and in {file.name}; rename one of them"
+                    spec.raise_problems([("extensions", text)])
+            members += added
     token = offered.set(tuple(members))
     try:
         yield

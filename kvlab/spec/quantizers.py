@@ -28,7 +28,8 @@ class Quantizer(Member, ABC):
     returns = {
         "stored": (
             _are_codes,
-            "a tuple of counts with a dtype of torch, as in ((8, 'uint8'), (1, 'float16'))",
+            "a tuple of counts, whole numbers, each with the name of a dtype, as in "
+            f"((8, 'uint8'), (1, 'float16')); dtypes are {', '.join(ITEM_BYTES)}",
         ),
         "find_problem": (
             lambda _quantizer, problem: problem is None or isinstance(problem, str),
@@ -47,7 +48,10 @@ class Quantizer(Member, ABC):
 
     @abstractmethod
     def encode(self, values: Any) -> tuple[Any, ...]:
-        """Encode ``values`` (..., size) of float32: a tensor (..., count) for each of `stored`."""
+        """Encode ``values`` (..., size) of float32: a tensor (..., count) for each of `stored`.
+
+        ``values`` may not be changed, nor what `decode` is given.
+        """
 
     @abstractmethod
     def decode(self, *stored: Any) -> Any:

@@ -44,7 +44,9 @@ class KVFormContract:
     @needs("check")
     @pytest.mark.parametrize("serving", SERVINGS, ids=str)
     def test_a_cache_takes_its_bytes_and_splits_change_nothing(self, serving):
-        CHECKS["a cache takes the declared bytes"](self.config(), ServingConfig(**serving))
+        CHECKS["chunks equal single tokens, in the declared bytes"](
+            self.config(), ServingConfig(**serving)
+        )
 
     def test_flops_count_every_weight_and_every_pair(self):
         config = self.config(attention_pattern="G", window=None)

@@ -76,7 +76,9 @@ class MixerContract:
     @needs("check")
     @pytest.mark.parametrize("serving", SERVINGS, ids=str)
     def test_a_cache_takes_its_bytes_and_splits_change_nothing(self, serving):
-        CHECKS["a cache takes the declared bytes"](self.config(), ServingConfig(**serving))
+        CHECKS["chunks equal single tokens, in the declared bytes"](
+            self.config(), ServingConfig(**serving)
+        )
 
     def test_its_state_grows_with_no_token(self):
         plan = KVLayout.of(self.config("M")).plans[0]

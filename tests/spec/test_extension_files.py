@@ -184,6 +184,22 @@ def test_mistakes_have_their_line(tmp_path, text, message):
     assert str(error.value).startswith(f"{tmp_path}/{message}")
 
 
+def test_two_files_with_one_name_are_refused(tmp_path):
+    yaml = write(tmp_path, yaml=YAML.replace("[mine.py]", "[mine.py, other.py]"))
+    (tmp_path / "other.py").write_text(EXAMPLE.read_text().replace("// 2", "// 4"))
+    with pytest.raises(SpecError) as error:
+        load_experiment(yaml)
+    assert "half_values in mine.py and in other.py" in str(error.value)
+    (tmp_path / "other.py").write_text(NARROW)
+    assert len(load_experiment(yaml).extensions) == 2
+
+
+def test_a_file_stands_alone(tmp_path):
+    (tmp_path / "helper.py").touch()
+    with pytest.raises(SpecError, match=r"mine.py:1:1: imports helper beside it"):
+        load_experiment(write(tmp_path, f"import helper\n{EXAMPLE.read_text()}"))
+
+
 @pytest.mark.parametrize("method", ["weights", "decode_flops", "state"])
 def test_arithmetic_that_gives_no_number_has_its_line(tmp_path, method):
     text = EXAMPLE.with_stem("decayed_sum").read_text()

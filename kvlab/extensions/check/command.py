@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 from pydantic import ValidationError
 
@@ -97,14 +98,14 @@ def _check_member(member: Member, path: Path, cases: int) -> Iterator[Checked]:
     draw, drawn, refused = random.Random(0), list[tuple[ModelConfig, ServingConfig, str]](), 0
     reason = ""
     while len(drawn) < cases and refused < 20 * cases:
-        model, how = member_checks.draw_case(draw, member)
         try:
+            model, how = member_checks.draw_case(draw, member)
             served = ServedModel.model_validate({"name": "x", "model": model, "serving": how})
         except ValidationError as error:
             refused += 1  # what the member or kvlab refuses needs no more
             reason = reason or error.errors()[0]["msg"]
             continue
-        shown = json.dumps({"model": model, "serving": how}, default=lambda one: one.name)
+        shown = json.dumps({"model": model, "serving": how}, default=_show_member)
         drawn.append((served.model, served.serving, shown))
     if not drawn:
         text = f"{path}: {member.name} goes with none of {refused} random models"
@@ -115,6 +116,10 @@ def _check_member(member: Member, path: Path, cases: int) -> Iterator[Checked]:
         yield (found := _try(member.name, name, "models", tries))
         if found.counterexample and check in member_checks.FIRST_CHECKS:
             return  # the others would fail for the same reason
+
+
+def _show_member(member: Member) -> Any:
+    return {member.name: member.options.model_dump()} if member.options else member.name
 
 
 def _try(

@@ -7,7 +7,7 @@ draws configurations; ``kvlab check`` runs the checks over many, the tests over 
 import random
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, Literal, get_args, get_origin
 
 import torch
 from torch import Tensor, nn
@@ -40,6 +40,7 @@ class Broken(AssertionError):
 
 def draw_case(draw: random.Random, member: Member) -> tuple[dict[str, Any], dict[str, Any]]:
     """Return the settings of a small random model with a member, and of how it is served."""
+    member = _draw_settings(draw, member)
     more = [{key: value} for key, value in find_members("checked_servings").items()]
     heads, head_dim = draw.choice((2, 4)), draw.choice((8, 16))
     layers = draw.choice((2, 3, 4))
@@ -67,6 +68,17 @@ def draw_case(draw: random.Random, member: Member) -> tuple[dict[str, Any], dict
     if isinstance(member, Quantizer) and draw.random() < 0.3:
         own = {"kv_dtype": draw.choice(({"k": member, "v": "int8"}, {"k": "int8", "v": member}))}
     return model, {**serving, **own}
+
+
+def _draw_settings(draw: random.Random, member: Member) -> Member:
+    """Return a member with settings drawn from what their types list; others keep defaults."""
+    options, drawn = member.options, {}
+    for name, field in type(options).model_fields.items() if options else ():
+        kind = field.annotation
+        values = get_args(kind) if get_origin(kind) is Literal else (False, True)
+        if kind is bool or get_origin(kind) is Literal:
+            drawn[name] = draw.choice(values)
+    return member.with_options(drawn) if drawn else member
 
 
 def make_model(config: ModelConfig, seed: int = 0, std: float = 0.3) -> GPT:
@@ -176,9 +188,10 @@ def check_cached_logits(config: ModelConfig, _serving: ServingConfig) -> float:
 
 
 def _require_close(difference: float, words: str) -> float:
-    """Return a difference that rounding explains; NaN is none."""
+    """Return a difference that rounding in float64 explains; NaN is none."""
     if not difference < TOLERANCE:
-        raise Broken(f"{words} by {difference:.2g}")
+        hint = "; if that is rounding, compute sums and products in float64"
+        raise Broken(f"{words} by {difference:.2g}{hint if difference < 1e-3 else ''}")
     return difference
 
 
@@ -304,8 +317,14 @@ def check_vectors(config: ModelConfig, serving: ServingConfig) -> float:
             vectors = torch.randn(9, size, 2, generator=generator).transpose(1, 2)  # with strides
             vectors *= torch.tensor([0, 1e-3, 0.1, 1, 1, 3, 10, 100, 1e4])[:, None, None]
             vectors[4, :, 0] = 50  # one number much larger than the others
+            given = vectors.clone()
             encoded = storage.encode(vectors)
+            if not torch.equal(vectors, given):
+                raise Broken(f"{name}.encode changes what it is given; work on a copy")
+            stored = [one.clone() for one in encoded]
             decoded = storage.decode(encoded, torch.float64)
+            if not all(map(torch.equal, encoded, stored)):
+                raise Broken(f"{name}.decode changes what is stored; work on a copy")
             if decoded.shape != vectors.shape or not decoded.isfinite().all():
                 found = f"{tuple(decoded.shape)}, or numbers that are not finite"
                 raise Broken(f"{name}.decode returns {found}, for {tuple(vectors.shape)}")
@@ -317,6 +336,30 @@ def check_vectors(config: ModelConfig, serving: ServingConfig) -> float:
     return 0.0
 
 
+@torch.inference_mode()
+def check_scores(config: ModelConfig, serving: Any) -> float:
+    """A policy scores each token that is kept with a number, and changes nothing else."""
+    model, policy = make_model(config), serving.evict.by
+    rank, name = policy.rank, type(policy).__name__
+
+    def checked(scores: Tensor, step: Any) -> Any:
+        given = [one.clone() for one in step]
+        ranked = rank(scores, step)
+        for field, old, new in zip(step._fields, given, step, strict=True):
+            if not torch.equal(old, new):
+                raise Broken(f"{name}.rank changes step.{field}; work on a copy")
+        if getattr(ranked, "shape", None) == scores.shape and ranked[step.is_kept].isnan().any():
+            raise Broken(f"{name}.rank returns NaN for a token that is kept")
+        return ranked
+
+    policy.rank = checked
+    try:
+        model(draw_tokens(), cache=model.new_cache(ROWS, TOKENS, serving))
+    finally:
+        del policy.rank
+    return 0.0
+
+
 Check = Callable[[ModelConfig, ServingConfig], float]
 CHECKS: dict[str, Check] = {
     "tensors and numbers are as a layer needs them": check_shapes,
@@ -324,16 +367,16 @@ CHECKS: dict[str, Check] = {
     "rows of several lengths equal each alone": check_rows,
     "packed documents equal each alone": check_documents,
     "rotary positions count distances alone": check_distances,
-    "a cache takes the declared bytes": check_cache,
+    "chunks equal single tokens, in the declared bytes": check_cache,
     "parameters are as declared": check_parameters,
     "gradients reach every weight": check_gradients,
     "a training lowers its loss": check_training,
 }
 SERVED_CHECKS: dict[str, Check] = {
     "rows of several lengths equal each alone": check_served_rows,
-    "a cache takes the declared bytes": check_cache,
+    "chunks equal single tokens, in the declared bytes": check_cache,
 }
-FIRST_CHECKS = (check_shapes, check_vectors)
+FIRST_CHECKS = (check_shapes, check_vectors, check_scores)
 """Where these fail, others would for the same reason."""
 
 
@@ -341,7 +384,9 @@ def list_checks(member: Member) -> dict[str, Check]:
     """Return what a member of a kind must do."""
     if isinstance(member, Quantizer):
         return {"each vector is stored by itself": check_vectors, **SERVED_CHECKS}
-    return SERVED_CHECKS if member.checked_serving else CHECKS
+    if member.checked_serving:
+        return {"scores are numbers, and nothing else changes": check_scores, **SERVED_CHECKS}
+    return CHECKS
 
 
 @torch.inference_mode()

@@ -217,7 +217,8 @@ class RankedPass(ReducingPass):
             is_kept[..., past + i] = is_real
             is_recent = positions > self._queries[:, i, None, None] - buffer.rule.recent
             can_go = is_kept & (positions >= buffer.rule.sinks) & ~is_recent
-            lowest = scores.masked_fill(~can_go, math.inf).argmin(-1, keepdim=True)
+            finite = scores.clamp_max(torch.finfo(torch.float32).max)  # else all may be inf
+            lowest = finite.masked_fill(~can_go, math.inf).argmin(-1, keepdim=True)
             stays = is_kept.sum(-1, keepdim=True) <= buffer.size
             is_kept.scatter_(-1, lowest, is_kept.gather(-1, lowest) & stays)
             seen = logits[:, :, :, i].masked_fill(~is_kept[:, :, None], -math.inf)

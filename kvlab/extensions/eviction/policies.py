@@ -11,7 +11,7 @@ class RankingStep(NamedTuple):
 
     Shapes: B rows, H K/V heads, G query heads of each, N tokens, D width of a head. Tokens that are
     not there or not kept are among the N. How many depends on how a text is split into passes, so
-    that a policy must not.
+    that a policy must not. It may change none of these tensors.
 
     Attributes:
         attention: (B, H, G, N), what the query takes of each token; 0 of those that it does not

@@ -47,6 +47,13 @@ def report_provenance(study: Study) -> doc.Section:
     for title, key in (("The sweep", "yaml"), ("The base experiment", "experiment_yaml")):
         if study.sweep.get(key):
             contents.append(doc.Block(title, str(study.sweep[key]), "yaml"))
+    files: dict[tuple[str, str], list[str]] = {}  # of users, with the trials that have each text
+    for row in study.done_rows:
+        for file in (row.record["experiment"].get("extensions") or {}).items():
+            files.setdefault(file, []).append(row.trial)
+    for (name, text), trials in files.items():
+        where = "" if len(trials) == len(study.done_rows) else f" of {', '.join(trials)}"
+        contents.append(doc.Block(f"{name}{where}", text, "python"))
     return doc.Section("Provenance", tuple(contents), is_appendix=True)
 
 

@@ -21,7 +21,11 @@ EXAMPLE = Path(__file__).parents[3] / "docs" / "extend" / "half_values.py"
         ("half_values", [*CHECKS]),
         ("decayed_sum", [*CHECKS]),
         ("ternary", ["each vector is stored by itself", *SERVED_CHECKS]),
-        pytest.param("last_attention", [*SERVED_CHECKS], marks=needs("eviction")),
+        pytest.param(
+            "last_attention",
+            ["scores are numbers, and nothing else changes", *SERVED_CHECKS],
+            marks=needs("eviction"),
+        ),
     ],
 )
 def test_the_examples_of_the_page_hold(name, checks):
@@ -31,7 +35,9 @@ def test_the_examples_of_the_page_hold(name, checks):
     assert not any(one["counterexample"] for one in found)
     by_check = {one["check"]: one["largest"] for one in found}
     assert max(by_check.values()) < 1e-10
-    assert by_check["a cache takes the declared bytes"] > 0, "its chunks were compared"
+    assert by_check["chunks equal single tokens, in the declared bytes"] > 0, (
+        "its chunks were compared"
+    )
 
 
 def test_each_mistake_has_a_counterexample(tmp_path):
@@ -65,6 +71,8 @@ def test_each_mistake_has_a_counterexample(tmp_path):
         ("ternary", ".mean(-1, keepdim=True)", ".mean().expand_as(values[..., :1])", "depends on"),
         ("ternary", "float() - 1) *", "float() / 0 - 1) *", "not finite"),
         ("ternary", ".half()", "", "torch.float64"),
+        ("ternary", "values.double().abs()", "values.abs_().double()", "encode changes what"),
+        ("ternary", "scale.float()", "scale.mul_(2).float()", "decode changes what"),
         pytest.param(
             "last_attention", "mean(2)", "mean()", "returns () from rank", marks=needs("eviction")
         ),
@@ -75,13 +83,58 @@ def test_each_mistake_has_a_counterexample(tmp_path):
             "differ",
             marks=needs("eviction"),
         ),
+        pytest.param(
+            "last_attention",
+            "return",
+            "step.values.abs_(); return",
+            "changes step.values",
+            marks=needs("eviction"),
+        ),
+        pytest.param(
+            "last_attention",
+            "mean(2)",
+            'mean(2) * float("nan")',
+            "returns NaN",
+            marks=needs("eviction"),
+        ),
     ],
 )
 def test_mistakes_of_what_serves_have_a_counterexample(tmp_path, name, right, wrong, said):
-    text = EXAMPLE.with_stem(name).read_text()
-    (tmp_path / "m.py").write_text(f"{wrong}".join(text.rsplit(right, 1)))
+    text = wrong.join(EXAMPLE.with_stem(name).read_text().rsplit(right, 1))
+    (tmp_path / "m.py").write_text(text)
     code, out, _ = run_kvlab("check", tmp_path / "m.py", "--cases", "12")
     assert (code, said in out, '    with {"model": {"vocab_size"' in out) == (1, True, True), out
+
+
+def test_settings_that_types_list_are_tried(tmp_path):
+    text = EXAMPLE.with_stem("ternary").read_text()
+    text = text.replace("Quantizer\n\n", "Quantizer, SpecModel\n\n").replace(
+        "\n\nclass", "\n\nclass Options(SpecModel):\n    wide: bool = False\n\n\nclass", 1
+    )
+    text = text.replace("# a value", "\n    options = Options  # a value")
+    path = tmp_path / "m.py"
+    path.write_text(text)
+    assert run_kvlab("check", path, "--cases", "6")[0] == 0
+    path.write_text(text.replace("- 1) *", "- 1 + self.options.wide * torch.nan) *"))
+    code, out, _ = run_kvlab("check", path, "--cases", "12")
+    assert (code, '{"kv_dtype": {"ternary": {"wide": true}}' in out) == (1, True), out
+
+
+def test_a_product_in_float32_is_told_from_a_mistake(tmp_path):
+    text = EXAMPLE.with_stem("ternary").read_text()
+    turned = "torch.linalg.qr(torch.arange(16.0).outer(torch.arange(16.0)).cos())[0]"
+    path = tmp_path / "m.py"
+    path.write_text(
+        text.replace("size % 4", "size - 16")
+        .replace("values.double()", "(values @ TURN).double()")
+        .replace("(values /", "(values @ TURN /")
+        .replace("- 1) * scale.float()", "- 1) * scale.float() @ TURN.T")
+        .replace("\n\nclass", f"\nTURN = {turned}\n\nclass")
+    )
+    code, out, _ = run_kvlab("check", path, "--cases", "30")
+    assert (code, "float64" in out) == (1, True), out
+    path.write_text(path.read_text().replace("@ TURN", ".double() @ TURN.double()"))
+    assert run_kvlab("check", path, "--cases", "30")[0] == 0
 
 
 def test_tensors_of_a_wrong_shape_are_the_only_thing_said(tmp_path):

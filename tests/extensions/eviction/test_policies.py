@@ -123,3 +123,15 @@ def test_mistakes_have_their_place(tmp_path):
         model(torch.zeros(1, 20, dtype=torch.int64), cache=model.new_cache(1, 32, serving))
     said = describe_error(error.value)
     assert said.startswith("mine.py:9: LastAttention returns (1, 2, 2, 20) from rank")
+
+
+@pytest.mark.parametrize("score", [float("inf"), float("nan"), float("-inf")])
+def test_sinks_and_the_newest_stay_whatever_scores_are(tmp_path, score):
+    text = DECAYED.replace("return", f"return scores + float('{score}')\n        return")
+    serving = load_experiment(write(tmp_path, text, "decayed, sinks: 2, recent: 3")).serving
+    model = random_model(GLOBAL)
+    cache = model.new_cache(1, 32, serving)
+    with torch.inference_mode():
+        model(torch.zeros(1, 20, dtype=torch.int64), cache=cache)
+    kept = cache.buffers[0].token_positions
+    assert {0, 1, 17, 18, 19} <= {*kept[0, 0].tolist()}
