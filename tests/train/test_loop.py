@@ -11,7 +11,8 @@ from filelock import FileLock
 from torch._dynamo.utils import calculate_time_spent, counters
 
 from kvlab.data.batches import get_training_batch
-from kvlab.errors import DataError, Diverged, Stopped, StoreError
+from kvlab.errors import DataError, Diverged, RecordDamaged, Stopped, StoreError
+from kvlab.fs.sealed_files import read_sealed_json, write_sealed_json
 from kvlab.model.kernels.cpu_kernel import use_plain_code
 from kvlab.spec import TrainingConfig
 from kvlab.train import loop, train_step
@@ -155,6 +156,17 @@ def test_no_steps_keep_the_initial_weights_which_fit_no_other_model(tmp_path):
     for change in ({"n_embd": 32}, {"n_kv_head": 1}, {"n_layer": 3}):
         with pytest.raises(StoreError, match="does not fit the model"):
             load_final_weights(model(experiment(model=change)), tmp_path)
+
+
+@pytest.mark.parametrize("change", [{"steps": "many"}, {"seconds": None}, {"workers": ...}])
+def test_a_record_of_another_form_is_damaged(tmp_path, change):
+    _, record = run(experiment(training={"tokens": 0}), tmp_path)
+    assert load_training_record(tmp_path) == record
+    content = read_sealed_json(tmp_path / "training.json") | change
+    content = {key: value for key, value in content.items() if value is not ...}
+    write_sealed_json(tmp_path / "training.json", content)
+    with pytest.raises(RecordDamaged):
+        load_training_record(tmp_path)
 
 
 @pytest.mark.parametrize(("position", "pattern"), [("learned", "G"), ("rope", "L"), ("none", "L")])
