@@ -171,4 +171,8 @@ def describe_member(value: Any) -> str:
     if not isinstance(value, Mapping):
         return str(value)
     [(name, settings)] = value.items()
-    return f"{name} ({', '.join(f'{key} {one}' for key, one in settings.items())})"
+    shown = (
+        f"{key} {str(one).lower() if isinstance(one, bool) else one}"
+        for key, one in settings.items()
+    )
+    return f"{name} ({', '.join(shown)})"

@@ -255,16 +255,20 @@ def _list_class_lines(tree: ast.Module) -> dict[str, int]:
 
 def describe_error(error: BaseException) -> str | None:
     """Return an error of a loaded file with its place, ``file.py:12``; None if it is of no file."""
-    if isinstance(error, MemberError):
-        file, kind = error.member.source, type(error.member).__name__
-        line = _list_class_lines(ast.parse(file.text)).get(kind, 1)
-        return f"{file.name}:{line}: {error}"
-    place = locate_error(error)
-    return f"{place}: fails: {type(error).__name__}: {error}" if place else None
+    if (place := locate_error(error)) is None:
+        return None
+    fails = "" if isinstance(error, MemberError) else f"fails: {type(error).__name__}: "
+    return f"{place}: {fails}{error}"
 
 
 def locate_error(error: BaseException) -> str | None:
-    """Return the last place in a loaded file that an error passed, as ``file.py:12``; or None."""
+    """Return the last place in a loaded file that an error passed, as ``file.py:12``; or None.
+
+    Of a `MemberError` it is the class.
+    """
+    if isinstance(error, MemberError):
+        file, kind = error.member.source, type(error.member).__name__
+        return f"{file.name}:{_list_class_lines(ast.parse(file.text)).get(kind, 1)}"
     shown = {f"<{file.name}>": file.name for file in _loaded}
     for frame in reversed(traceback.extract_tb(error.__traceback__)):
         if frame.filename in shown:

@@ -14,6 +14,7 @@ from kvlab.layout import KVLayout
 from kvlab.oom import classify_oom
 from kvlab.spec.dtypes import MODEL_DTYPE
 from kvlab.spec.experiment import Experiment
+from kvlab.spec.extension_files import locate_error
 from kvlab.store.metrics import METRICS
 from kvlab.store.provenance import DataProvenance, Machine, redact_paths
 
@@ -43,8 +44,10 @@ class Failure:
 
     @classmethod
     def from_error(cls, error: BaseException, traceback: str | None = None) -> "Failure":
-        message = redact_paths(str(error))
-        return cls(classify_error(error), type(error).__name__, message, traceback)
+        kind, message = classify_error(error), redact_paths(str(error))
+        if kind == "bug" and (place := locate_error(error)):  # of a user's file
+            message = f"{place}: {message}"
+        return cls(kind, type(error).__name__, message, traceback)
 
     def as_dict(self) -> dict[str, str | None]:
         """Return the ``error`` of a result."""

@@ -13,6 +13,7 @@ from kvlab.layout import KVLayout
 from kvlab.spec import Experiment, extension_files, load_experiment
 from kvlab.spec.extension_files import describe_error
 from kvlab.spec.members import MemberError
+from kvlab.store.result import Failure
 from kvlab.trial.fingerprint import training_identity
 from kvlab.trial.trial import Trial
 
@@ -242,3 +243,14 @@ def test_files_that_cannot_be_read(tmp_path, yaml, message):
     with pytest.raises(SpecError, match=r"extensions") as error:
         load_experiment(path)
     assert str(error.value).startswith(f"{path}:{message}")
+
+
+def test_a_failure_in_a_file_is_recorded_with_its_place(tmp_path):
+    text = EXAMPLE.read_text().replace("return keys, Stored", "return keys, 1 // 0, Stored")
+    write(tmp_path, text)
+    form = extension_files.load_extension(extension_files.read_extension(tmp_path / "mine.py"))
+    with pytest.raises(ZeroDivisionError) as error:
+        form.members[0].stored(load_experiment(write(tmp_path)).model.layers[0])
+    message = Failure.from_error(error.value).message
+    line = 1 + text[: text.index("1 // 0")].count("\n")
+    assert message.startswith(f"mine.py:{line}: integer")

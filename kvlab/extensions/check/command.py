@@ -17,7 +17,6 @@ from kvlab.errors import DataError, UsageError
 from kvlab.spec.data_config import DataConfig
 from kvlab.spec.experiment import ServedModel
 from kvlab.spec.extension_files import (
-    describe_error,
     load_extension,
     locate_error,
     read_extension,
@@ -168,8 +167,7 @@ def _check_source(source: DocumentSource, paths: list[str]) -> Checked:
 
 def _describe(error: Exception) -> str:
     """Return what failed, with the line of the file where it did."""
-    if isinstance(error, MemberError):
-        return str(describe_error(error))
-    name = "" if isinstance(error, AssertionError | DataError) else f"{type(error).__name__}: "
+    is_plain = isinstance(error, AssertionError | DataError | MemberError)
+    name = "" if is_plain else f"{type(error).__name__}: "
     place = locate_error(error)
     return f"{place}: {name}{error}" if place else f"{name}{error}"
