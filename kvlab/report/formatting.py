@@ -4,6 +4,8 @@ import math
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
+import yaml
+
 from kvlab.store.metrics import BEGINNINGS, METRICS, SHORT_TITLES, Metric
 
 MINUS = "\N{MINUS SIGN}"
@@ -164,6 +166,20 @@ def capitalize(text: str) -> str:
 
 def format_percent(share: float, digits: int = 1) -> str:
     return f"{format_fixed(100 * share, digits)}%"
+
+
+def format_settings(patch: Mapping[str, Any]) -> str:
+    """Return what a level sets, as ``model.kv: {latent: 8}``: maps as YAML has them in one line."""
+
+    def write(value: Any) -> str:
+        if not isinstance(value, Mapping):
+            return str(value)
+        one_line = yaml.safe_dump(
+            dict(value), default_flow_style=True, sort_keys=False, width=math.inf
+        )
+        return str(one_line).strip()
+
+    return ", ".join(f"{key}: {write(value)}" for key, value in patch.items())
 
 
 def describe_member(value: Any) -> str:

@@ -1,6 +1,9 @@
 """The texts of users' files in a report: of every trial, or with the trials that have each."""
 
+import yaml
+
 from kvlab.report import document as doc
+from kvlab.report.formatting import format_settings
 from kvlab.report.sections.record import report_provenance
 from tests.report.reading import load
 from tests.support.record_factory import Record
@@ -30,3 +33,12 @@ def test_texts_that_differ_have_their_trials(tmp_path):
     assert {text for _, text in files} == {"x = 1\n", "x = 2\n"}
     named = {one for title, _ in files for one in title.removeprefix("mine.py of ").split(", ")}
     assert named == {row.trial for row in study.done_rows}
+
+
+def test_maps_of_settings_can_be_pasted_into_a_sweep():
+    patch = {"serving.kv_dtype": {"k": {"mine": {"bits": 3, "signed": True}}, "v": "int8"}}
+    text = format_settings({"model.n_kv_head": 1, **patch})
+    assert text == (
+        "model.n_kv_head: 1, serving.kv_dtype: {k: {mine: {bits: 3, signed: true}}, v: int8}"
+    )
+    assert yaml.safe_load(f"{{{text}}}") == {"model.n_kv_head": 1, **patch}

@@ -18,6 +18,7 @@ from kvlab.analysis.statistics import estimate
 from kvlab.analysis.study import BASELINE_LABEL, Study
 from kvlab.analysis.trial_rows import Levels, TrialRow
 from kvlab.analysis.verdicts import VERDICTS, judge_family
+from kvlab.report.formatting import format_settings
 from kvlab.report.record_warnings import count_values
 from kvlab.store.metrics import METRICS
 
@@ -151,9 +152,7 @@ def _warnings(before: Study, after: Study) -> Iterator[str]:
         for level in sorted(patches[factor].keys() & others[factor].keys()):
             settings = [each[factor][level] for each in (patches, others)]
             if settings[0] != settings[1]:
-                first, second = (
-                    ", ".join(f"{key}: {value}" for key, value in one.items()) for one in settings
-                )
+                first, second = map(format_settings, settings)
                 yield f"{factor}={level} sets {first or 'nothing'} against {second or 'nothing'}"
     if before.seeds != after.seeds:
         first, second = (", ".join(map(str, study.seeds)) for study in (before, after))

@@ -41,8 +41,8 @@ def format_levels(cell: Mapping[str, Any]) -> Iterator[str]:
     yield f"levels    {', '.join(f'{factor}={level}' for factor, level in cell['levels'].items())}"
     for factor, patch in cell["settings"].items():
         if patch:
-            settings = ", ".join(f"{key}: {value}" for key, value in patch.items())
-            yield f"          {factor}={cell['levels'][factor]} sets {settings}"
+            sets = fmt.format_settings(patch)
+            yield f"          {factor}={cell['levels'][factor]} sets {sets}"
 
 
 def explain_cell(study: Study, levels: Levels) -> Answer:

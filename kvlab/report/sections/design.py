@@ -1,11 +1,8 @@
 """The design: what the sweep varies and can compare, and matched sizes."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from functools import partial
 from math import prod
-from typing import Any
-
-import yaml
 
 from kvlab.analysis.study import Study
 from kvlab.analysis.trial_rows import Levels
@@ -45,16 +42,9 @@ def _level_entries(study: Study, factor: str, level: str) -> doc.Entries:
     yield "level", level
     yield "role", "baseline" if level == study.factors[factor][0] else ""
     patch = study.sweep.get("patches", {}).get(factor, {}).get(level, {})
-    text = ", ".join(f"{key}: {_format_setting(value)}" for key, value in patch.items())
+    text = fmt.format_settings(patch)
     setting = doc.Cell(text or "as the base experiment", text, code=bool(text))
     yield "what it sets", setting
-
-
-def _format_setting(value: Any) -> str:
-    if not isinstance(value, Mapping):
-        return str(value)
-    text: str = yaml.safe_dump(dict(value), default_flow_style=True, sort_keys=False, width=10**6)
-    return text.strip()
 
 
 def _notes(study: Study) -> Iterator[tuple[doc.Span, ...]]:
