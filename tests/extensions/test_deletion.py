@@ -24,7 +24,7 @@ def whole():
 
 def list_without(folder: Path, names, *options) -> dict:
     """Return what `tests.support.shipped_ids` finds in a copy without some extensions."""
-    for part in ("kvlab", "experiments", "sweeps"):
+    for part in ("kvlab", "experiments", "sweeps", "docs/extend"):
         shutil.copytree(ROOT / part, folder / part, ignore=shutil.ignore_patterns("__pycache__"))
     for name in names:
         shutil.rmtree(folder / "kvlab" / "extensions" / name)

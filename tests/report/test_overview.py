@@ -111,7 +111,8 @@ def test_a_level_that_is_not_measured_has_no_difference(tmp_path, status):
     states = {"mha": "done", "mqa": status}
     record = Record(factors=HEADS, status=lambda levels, _: states[levels["heads"]])
     (line,) = write_lead(load(record, tmp_path, decide={"margin": MARGIN}))
-    assert line.spans == ("No measured cell stores less K/V than its reference.",)
+    said = "No measured cell's cache is smaller than its reference's by 1% or more."
+    assert line.spans == (said,)
 
 
 @pytest.mark.parametrize("final", [8192, 8200])
