@@ -4,8 +4,7 @@ import math
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
-import yaml
-
+from kvlab.spec.search_config import format_setting
 from kvlab.store.metrics import BEGINNINGS, METRICS, SHORT_TITLES, Metric
 
 MINUS = "\N{MINUS SIGN}"
@@ -169,17 +168,9 @@ def format_percent(share: float, digits: int = 1) -> str:
 
 
 def format_settings(patch: Mapping[str, Any]) -> str:
-    """Return what a level sets, as ``model.kv: {latent: 8}``: maps as YAML has them in one line."""
-
-    def write(value: Any) -> str:
-        if not isinstance(value, Mapping):
-            return str(value)
-        one_line = yaml.safe_dump(
-            dict(value), default_flow_style=True, sort_keys=False, width=math.inf
-        )
-        return str(one_line).strip()
-
-    return ", ".join(f"{key}: {write(value)}" for key, value in patch.items())
+    """Return what a level sets, as ``model.kv: {latent: 8}``."""
+    shown = (format_setting(v) if isinstance(v, Mapping) else str(v) for v in patch.values())
+    return ", ".join(map(": ".join, zip(patch, shown, strict=True)))
 
 
 def describe_member(value: Any) -> str:
@@ -187,8 +178,4 @@ def describe_member(value: Any) -> str:
     if not isinstance(value, Mapping):
         return str(value)
     [(name, settings)] = value.items()
-    shown = (
-        f"{key} {str(one).lower() if isinstance(one, bool) else one}"
-        for key, one in settings.items()
-    )
-    return f"{name} ({', '.join(shown)})"
+    return f"{name} ({', '.join(f'{k} {format_setting(v)}' for k, v in settings.items())})"

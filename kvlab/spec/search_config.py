@@ -31,6 +31,8 @@ def format_setting(value: Any) -> str:
     """Return a value of a setting as YAML would write it; numbers with four significant digits."""
     if isinstance(value, Mapping):
         return f"{{{', '.join(f'{key}: {format_setting(one)}' for key, one in value.items())}}}"
+    if isinstance(value, list | tuple):
+        return f"[{', '.join(map(format_setting, value))}]"
     return f"{value:.4g}" if isinstance(value, float) else format_value(value)
 
 
