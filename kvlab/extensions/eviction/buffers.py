@@ -160,6 +160,9 @@ class ReducingPass(SlotPass):
 
     def write(self, parts: tuple[Tensor, ...]) -> None:
         buffer = self._buffer
+        if not self._rows.is_even:  # padding is stored behind the kept: NaN would spread from there
+            is_padding = ~self._rows.is_real[:, None, :, None]
+            parts = tuple(part.masked_fill(is_padding, 0.0) for part in parts)
         self.encoded = buffer.encode(parts)
         used = max(map(buffer.plan.count_held, self._rows.past))
         kept = buffer.read(slice(0, used))

@@ -42,6 +42,19 @@ def test_copies_of_rows_of_other_lengths_go_on_as_each_alone(config, serving):
     check_copies_of_rows(config, serving)
 
 
+@pytest.mark.parametrize("serving", SERVINGS[1:])
+def test_padding_that_is_no_number_stays_out_of_what_is_kept(serving):
+    model = random_model(GLOBAL)
+    with torch.inference_mode():
+        model.token_embedding.weight[28] = torch.nan  # of padding alone
+        cache = model.new_cache(2, COUNT, serving)
+        model(torch.tensor([[28, 28], [1, 2]]), cache=cache, lengths=[0, 2])
+        for tokens, lengths in (([[3, 28], [4, 5]], [1, 2]), ([[6], [28]], [1, 0])):
+            logits = model(torch.tensor(tokens), cache=cache, lengths=lengths)
+        alone = model(torch.tensor([[3, 6]]), cache=model.new_cache(1, COUNT, serving))
+    assert (logits[0, -1, :28] - alone[0, -1, :28]).abs().max() < 1e-10
+
+
 @pytest.mark.parametrize(
     "evict",
     [{"by": "recency"}, {"by": "heavy_hitters"}, {"by": "snapkv", "prompt": 39, "recent": 4}],
