@@ -286,11 +286,12 @@ def _process_state(pid: int) -> tuple[str, str]:
     fields = _read_text(f"/proc/{pid}/stat").rpartition(")")[2].split()
     if len(fields) > 19:
         return fields[0], fields[19]
-    import psutil  # macOS has no /proc
+    with contextlib.suppress(ImportError):  # a machine that only measures may lack it
+        import psutil  # macOS has no /proc
 
-    with contextlib.suppress(psutil.Error):
-        process = psutil.Process(pid)
-        return process.status(), str(process.create_time())
+        with contextlib.suppress(psutil.Error):
+            process = psutil.Process(pid)
+            return process.status(), str(process.create_time())
     return "", ""
 
 

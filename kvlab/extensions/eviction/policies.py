@@ -10,12 +10,12 @@ class RankingStep(NamedTuple):
     """What a policy may rank tokens by: the newest query of each row, and the tokens it sees.
 
     Shapes: B rows, H K/V heads, G query heads of each, N tokens, D width of a head. Tokens that are
-    not there or not kept are among the N. How many depends on how a text is split into passes, so
-    that a policy must not. It may change none of these tensors.
+    not there or not kept are among the N. How many there are depends on how a text is split into
+    passes; scores must not. A policy may change none of these tensors.
 
     Attributes:
         attention: (B, H, G, N), what the query takes of each token; 0 of those that it does not
-            see. With `attention_sink` they sum to less than 1.
+            see. With ``model.sink: learned`` they sum to less than 1.
         queries: (B, H, G, D).
         keys: (B, H, N, D), as they are attended to.
         values: (B, H, N, D).
