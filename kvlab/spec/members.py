@@ -5,6 +5,7 @@ file may be at work in one process.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from contextvars import ContextVar
 from functools import partialmethod
 from pkgutil import resolve_name
@@ -45,6 +46,11 @@ class Member:
     def checked_serving(self) -> dict[str, Any]:
         """A `serving` that has it, to check it; empty for members of models."""
         return {}
+
+    def watch(self) -> AbstractContextManager[None]:
+        """Return a context in which what is called of it raises AssertionError for a mistake that
+        no other check sees."""
+        return nullcontext()
 
     def describe(self) -> str:
         """Return the name, the code and the settings of a member of a file."""

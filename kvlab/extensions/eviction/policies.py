@@ -1,6 +1,8 @@
 """Policies that rank tokens as they are attended to: `serving.evict.by`. No torch."""
 
 from abc import ABC, abstractmethod
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 from kvlab.spec.members import Member
@@ -45,6 +47,27 @@ class EvictionPolicy(Member, ABC):
     @property
     def checked_serving(self) -> dict[str, Any]:
         return {"evict": {"keep": 9, "by": self, "sinks": 1, "recent": 2}}
+
+    @contextmanager
+    def watch(self) -> Iterator[None]:
+        """Refuse a `rank` that changes what it is given, or scores a kept token with NaN."""
+        rank, name = self.rank, type(self).__name__
+
+        def checked(scores: Any, step: RankingStep) -> Any:
+            given = [one.clone() for one in step]
+            ranked = rank(scores, step)
+            for field, old, new in zip(step._fields, given, step, strict=True):
+                assert old.equal(new), f"{name}.rank changes step.{field}; work on a copy"
+            if getattr(ranked, "shape", None) == scores.shape:
+                has_nan = ranked[step.is_kept].isnan().any()
+                assert not has_nan, f"{name}.rank returns NaN for a token that is kept"
+            return ranked
+
+        self.__dict__["rank"] = checked
+        try:
+            yield
+        finally:
+            del self.__dict__["rank"]
 
     @abstractmethod
     def rank(self, scores: Any, step: RankingStep) -> Any:

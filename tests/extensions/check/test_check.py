@@ -23,7 +23,7 @@ EXAMPLE = Path(__file__).parents[3] / "docs" / "extend" / "half_values.py"
         ("ternary", ["each vector is stored by itself", *SERVED_CHECKS]),
         pytest.param(
             "last_attention",
-            ["scores are numbers, and nothing else changes", *SERVED_CHECKS],
+            ["calls return and change what they may", *SERVED_CHECKS],
             marks=needs("eviction"),
         ),
     ],
