@@ -78,10 +78,10 @@ def count_values(recorded: Sequence[Record]) -> dict[str, Counter[str]]:
     facts |= {name: [one.get(name) for one in recorded] for name in ("device", "threads")}
     for part in ("identity", "digest", "tokenizer", "licence"):
         facts[f"data {part}"] = [one.get(part) for one in data]
-    overlaps = [one["overlap"] for one in data if one.get("overlap")]
-    for length in sorted({length for shares in overlaps for length in shares}, key=int):
+    overlaps = [item for one in data for item in (one.get("overlap") or {}).items()]
+    for length, share in sorted(overlaps, key=lambda item: int(item[0])):
         name = f"held-out tokens in {length}-grams of the training text"
-        facts[name] = [f"{shares[length]:.2%}" for shares in overlaps]
+        facts.setdefault(name, []).append(f"{share:.2%}")
     counted = {
         name: Counter(str(value) for value in values if value is not None)
         for name, values in facts.items()

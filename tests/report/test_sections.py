@@ -110,3 +110,23 @@ def test_sections_enter_the_record_and_no_fingerprint(tmp_path):
     assert [one.trial.id for one in picked.trials] == [one.trial.id for one in plain.trials]
     frozen = describe_sweep(picked, yaml="", experiment_yaml="", command="")
     assert frozen["report"] == {"sections": ["answer", "cells"]}
+
+
+def test_texts_of_two_tokenizers_have_the_overlap_of_their_own_lengths(tmp_path):
+    """Where tokens are bytes, passages of four times as many tokens are looked for."""
+
+    def overlap(found, levels, _seed):
+        name = "bytes" if levels["text"] == "bytes" else "gpt2:512"
+        shares = {"52": 0.2, "200": 0.004} if name == "bytes" else {"13": 0.3, "50": 0.006}
+        found["experiment"]["data"]["tokenizer"] = name
+        found["provenance"]["data"] |= {"tokenizer": name, "overlap": shares}
+
+    store = Record(factors={"text": ("bytes", "pieces")}, change=overlap).write(tmp_path / "store")
+    folder = write_report(store, "made", tmp_path, ["provenance"])
+    rows = list(csv.reader((folder / "tables" / "provenance.csv").open()))
+    found = {row[0].split()[3]: row[1:] for row in rows if row[0].startswith("held-out tokens in")}
+    n_trials = str(len(store.sweep("made")["seeds"]))
+    assert found == {
+        "13-grams": ["30.00%", n_trials], "50-grams": ["0.60%", n_trials],
+        "52-grams": ["20.00%", n_trials], "200-grams": ["0.40%", n_trials],
+    }  # fmt: skip
