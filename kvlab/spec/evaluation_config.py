@@ -1,9 +1,14 @@
 """`evaluation` of an experiment: which qualities are measured, and on how much."""
 
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
+
+from pydantic import Field
 
 from kvlab.own_extensions import extend
 from kvlab.spec import spec_model as spec
+
+HELLASWAG_ITEMS = 10_042
+"""Items of HellaSwag's validation set."""
 
 
 @extend("evaluation")
@@ -18,7 +23,9 @@ class EvaluationConfig(spec.SpecModel):
     """Bytes of validation text of the final loss, in whole documents, in place of loss_tokens: the
     same text for every tokenizer and block size.
     Unit: bytes. Default: loss_tokens decides. Example: 200000"""
-    hellaswag: Literal["all", "none"] | spec.NonNegativeInt = "none"
+    hellaswag: (
+        Literal["all", "none"] | Annotated[spec.NonNegativeInt, Field(le=HELLASWAG_ITEMS)]
+    ) = "none"
     """all, none, or the first N items. Unit: items. Example: 1000"""
     served: bool = True
     """Measure again through the serving cache. Example: false"""

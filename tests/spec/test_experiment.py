@@ -81,6 +81,13 @@ def test_a_kind_of_gpu_without_a_gpu_is_refused():
         ResourcesConfig(accelerator_type="H100")
 
 
+def test_more_items_than_hellaswag_has_are_refused_before_anything_is_trained(tmp_path):
+    path = write_spec(tmp_path, EXPERIMENT)
+    assert load_experiment(path, {"evaluation.hellaswag": 10_042}).evaluation.hellaswag == 10_042
+    with pytest.raises(SpecError, match=r"hellaswag = 10043 is not .* a number of at most 10042"):
+        load_experiment(path, {"evaluation.hellaswag": 10_043})
+
+
 @pytest.mark.parametrize(
     ("block_size", "written", "prompt", "new"),
     [(64, {}, 32, 32), (63, {}, 32, 31), (80, {}, 48, 32), (96, {}, 64, 32), (1024, {}, 64, 32),

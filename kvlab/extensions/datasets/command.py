@@ -18,6 +18,7 @@ from kvlab.errors import DataError, Problem, SpecError, UsageError
 from kvlab.humanize import format_bytes, format_number, suggest_name
 from kvlab.spec import DataConfig, load_experiment, parse_override
 from kvlab.spec.data_config import SOURCES
+from kvlab.spec.evaluation_config import HELLASWAG_ITEMS
 from kvlab.spec.overrides import apply_patch, resolve_path_value
 from kvlab.spec.validation_errors import list_field_errors
 from kvlab.spec.yaml_reader import read_yaml
@@ -63,7 +64,7 @@ def _add_action(
 
 def _run_get(options: argparse.Namespace) -> None:
     path = hellaswag_dataset.get_hellaswag_file(_print_progress)
-    items, licence = hellaswag_dataset.HELLASWAG_ITEMS, hellaswag_dataset.HELLASWAG_LICENCE
+    items, licence = HELLASWAG_ITEMS, hellaswag_dataset.HELLASWAG_LICENCE
     facts = {"name": "hellaswag", "path": str(path), "items": items, "licence": licence}
     facts["sha256"] = hellaswag_dataset.HELLASWAG_SHA256
     text = f"HellaSwag validation, {items:,} items, {licence}: {path}"

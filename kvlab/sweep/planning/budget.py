@@ -23,7 +23,6 @@ from typing import Any, Literal
 from kvlab import layout
 from kvlab.analysis.compute import seconds_between
 from kvlab.data.data_dir import get_data_dir
-from kvlab.data.hellaswag_dataset import HELLASWAG_ITEMS
 from kvlab.errors import ResourceError, StoreError, UsageError
 from kvlab.fs.atomic_files import read_json, write_json
 from kvlab.humanize import format_bytes
@@ -31,6 +30,7 @@ from kvlab.layout.training_memory import process_bytes
 from kvlab.machine import cpu_count, host_memory
 from kvlab.own_extensions import find_member, name_members
 from kvlab.spec import Experiment, ResourcesConfig
+from kvlab.spec.evaluation_config import HELLASWAG_ITEMS
 from kvlab.store import Store
 from kvlab.store.record_forms import refuse_malformed
 from kvlab.sweep.planning.planner import Plan, PlannedTrial
