@@ -87,7 +87,7 @@ def _find_files(data: DataConfig) -> tuple[list[Path], list[Path]]:
     for number, name in enumerate(data.paths):
         path = Path(name).expanduser()
         if path.is_dir():
-            files = list(_list_folder(path))
+            files = list(list_folder(path))
             texts = [file for file in files if detect_format(file)]
             ignored += [file for file in files if not detect_format(file)]
             if not texts:
@@ -110,8 +110,8 @@ def _find_files(data: DataConfig) -> tuple[list[Path], list[Path]]:
     return full, ignored
 
 
-def _list_folder(path: Path) -> Iterator[Path]:
-    """Yield the files of a folder and of the folders in it, but those that are hidden."""
+def list_folder(path: Path) -> Iterator[Path]:
+    """Yield the files of a folder and of the folders in it, without hidden files and folders."""
     for root, folders, names in os.walk(path):
         folders[:] = [name for name in folders if not name.startswith(".")]
         yield from (Path(root, name) for name in names if not name.startswith("."))

@@ -12,6 +12,7 @@ from typing import Any, final
 
 from kvlab.data.data_dir import ProgressCallback, cached_sha256
 from kvlab.data.sources import TextSource, TextUnit
+from kvlab.data.sources.local_files import list_folder
 from kvlab.data.tokenizers import encode_utf8
 from kvlab.errors import DataError
 from kvlab.spec import DataConfig
@@ -32,20 +33,20 @@ class UserDocuments(TextSource):
     def identity(self, data: DataConfig) -> Any:
         options = data.options and data.options.model_dump(mode="json")
         try:
-            found = json.dumps(self._own.fingerprint(data), allow_nan=False, sort_keys=True)
+            own = json.dumps(self._own.fingerprint(data), allow_nan=False, sort_keys=True)
         except Exception as error:
             raise self._refuse("fingerprint", f"{type(error).__name__}: {error}", error) from None
         files: dict[Path, str] = {}
         for number, name in enumerate(data.paths):
             path = Path(name).expanduser()
-            found_there = filter(Path.is_file, path.rglob("[!.]*"))  # file managers hide theirs
-            inside = {one: str(one.relative_to(path)) for one in found_there}
+            found = filter(Path.is_file, list_folder(path))
+            inside = {one: str(one.relative_to(path)) for one in found}
             if not (inside := {path: path.name} if path.is_file() else inside):
                 text = f"data.paths.{number} = {name} is no file, and no folder that has one"
                 raise DataError(f"{text}; name what is to be read", field=f"data.paths.{number}")
             files |= inside
         digests = sorted([files[path], digest] for path, digest in cached_sha256([*files]).items())
-        return [self._own.source.digest, options, found, digests]
+        return [self._own.source.digest, options, own, digests]
 
     def documents(self, data: DataConfig) -> Iterator[str]:
         """Yield the documents.

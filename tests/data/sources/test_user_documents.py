@@ -91,6 +91,8 @@ def test_the_text_of_the_file_and_what_it_reads_are_in_the_identities(tmp_path, 
     folder = load(tmp_path, text=read, paths=[str(tmp_path / "texts")])
     before = dataset_identity(folder)
     (tmp_path / "texts" / ".DS_Store").write_bytes(b"\0Bud1")  # of macOS, for a folder looked at
+    (tmp_path / "texts" / ".git").mkdir()
+    (tmp_path / "texts" / ".git" / "index").write_bytes(b"DIRC")
     assert dataset_identity(folder) == before
     assert dataset_identity(commented) == found[0]
     own = "    def fingerprint(self, data):\n        return open('version').read()\n\n    def documents"
