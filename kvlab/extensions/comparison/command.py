@@ -70,14 +70,12 @@ def run(options: argparse.Namespace) -> int:
     return 0
 
 
-INTERVAL = "simultaneous 95% CI"
-
-
 def _format_cells(comparison: Comparison, before: Study) -> str:
     metric, title = comparison.metric, METRICS[comparison.metric].title
     if not comparison.cells:
         return f"no cell has its {title} in both"
-    rows = [["A", "B", f"B - A ({fmt.difference_unit(metric)})", INTERVAL, "seeds", "", "cell"]]
+    difference, interval = f"B - A ({fmt.difference_unit(metric)})", _name_interval(comparison)
+    rows = [["A", "B", difference, interval, "seeds", "", "cell"]]
     for cell in comparison.cells:
         rows.append([
             fmt.format_metric(metric, cell.before),
@@ -94,7 +92,8 @@ def _format_cells(comparison: Comparison, before: Study) -> str:
 
 def _format_conclusions(comparison: Comparison) -> str:
     conclusions, metric = comparison.conclusions, comparison.metric
-    rows = [["about", "A", "B", "B - A", INTERVAL, "A says", "B says", "B against A"]]
+    interval = _name_interval(comparison)
+    rows = [["about", "A", "B", "B - A", interval, "A says", "B says", "B against A"]]
     for one in conclusions:
         values = one.difference_before, one.difference_after, one.shift
         texts = ["" if value is None else fmt.format_difference(metric, value) for value in values]
@@ -107,9 +106,13 @@ def _format_conclusions(comparison: Comparison) -> str:
         f"{format_table(rows, 'lrrr')}\n\n"
         f"{sum(one.verdict == 'changed' for one in conclusions)} of"
         f" {sum(one.compared for one in conclusions)} effects that both estimate changed.\n"
-        "Changed: the difference of the two estimates is not zero, at 5% for everything that is"
-        " compared here together."
+        f"Changed: the difference of the two estimates is not zero, at {100 * comparison.alpha:g}%"
+        " for everything that is compared here together."
     )
+
+
+def _name_interval(comparison: Comparison) -> str:
+    return f"simultaneous {fmt.format_confidence(comparison.alpha)} CI"
 
 
 # Two records of a trial

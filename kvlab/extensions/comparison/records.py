@@ -124,7 +124,7 @@ class RecordComparison:
 
     @property
     def beyond(self) -> tuple[ComparedMetric, ...]:
-        """The measurements that differ by more than is accepted, or that one record lacks."""
+        """The compared ones that differ by more than is accepted, or that one record lacks."""
         accepted = ("equal", "within", "not compared")
         return tuple(one for one in self.metrics if one.verdict not in accepted)
 
@@ -184,10 +184,10 @@ def _differ(one: Mapping[str, Any], other: Mapping[str, Any]) -> Iterator[Field]
 
 
 def _judge(a: float | None, b: float | None, tolerance: float | None) -> Verdict:
-    if a is None or b is None:
-        return "only in B" if a is None else "only in A"
     if tolerance is None:
         return "not compared"
+    if a is None or b is None:
+        return "only in B" if a is None else "only in A"
     if a == b:
         return "equal"
     return "within" if math.isfinite(a - b) and abs(a - b) <= tolerance else "beyond"

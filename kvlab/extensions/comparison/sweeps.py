@@ -32,7 +32,7 @@ class CellChange:
     Attributes:
         before: Mean in the first sweep; of paired trials, over the seeds that both have.
         after: Mean in the second sweep, over the same seeds.
-        low: Lower end of the 95% interval of the difference, simultaneous for all that is compared.
+        low: Lower end of the interval of the difference, simultaneous for all that is compared.
     """
 
     levels: dict[str, str]
@@ -75,12 +75,16 @@ class Conclusion:
 
 @dataclass(frozen=True)
 class Comparison:
-    """The second sweep against the first. ``warnings`` name other differences, possible causes.
+    """The second sweep against the first.
 
-    ``is_paired`` tells whether trials were paired by seed; else the seeds are independent.
+    Attributes:
+        alpha: Probability of any wrong statement, that of the first sweep.
+        is_paired: Whether trials were paired by seed; else the seeds are independent.
+        warnings: Other differences, possible causes.
     """
 
     metric: str
+    alpha: float
     is_paired: bool
     cells: tuple[CellChange, ...]
     only_before: int
@@ -123,6 +127,7 @@ def compare_sweeps(before: Study, after: Study) -> Comparison:
         conclusions.append(Conclusion(name, *estimates, value, low, high, verdict))
     return Comparison(
         metric,
+        before.decide.alpha,
         is_paired,
         tuple(cells),
         len(names) - len(shared),

@@ -69,6 +69,14 @@ def test_records_agree_within_the_tolerance_of_what_a_cell_is(compare, levels, o
     )
 
 
+def test_what_one_machine_alone_measures_is_not_compared(compare):
+    code, verdict = compare(training_mfu=0.3)
+    assert (code, verdict.startswith("verdict: one trial, and the records agree: ")) == (0, True)
+    code, verdict = compare(loss_paired=4.0)
+    assert code == 1
+    assert "DISAGREE in loss_paired: " in verdict
+
+
 def test_folders_and_ids(compare):
     assert (
         compare(compare.trial[:5], compare.trial[:5], "--store", "runs", "--store-b", "other")[0]

@@ -7,8 +7,10 @@ import numpy as np
 import pytest
 from scipy import stats
 
+from kvlab.cli.main import main
 from kvlab.extensions.comparison.sweeps import estimate_shifts
 from tests.support.cells import make_cells, make_study
+from tests.support.record_factory import Record
 
 FACTS = {"experiment": {"data": {"tokenizer": "gpt2"}}}
 FACTORS = {
@@ -63,6 +65,17 @@ def test_the_same_trials_are_identical():
     cells = draw_cells(3, np.random.default_rng(5))
     of_cells, effects, _ = shifts(cells, cells)
     assert {one.kind for one in (*of_cells.values(), *effects.values())} == {"identical"}
+
+
+def test_the_confidence_is_that_of_the_sweep(tmp_path, capsys):
+    for name in ("a", "b"):
+        store = Record(factors={"heads": ("mha", "mqa")}).write(tmp_path / name)
+        store.write_sweep({**store.sweep("made"), "decide": {"alpha": 0.01}})
+    stores = ["--store", str(tmp_path / "a"), "--store-b", str(tmp_path / "b")]
+    assert main(["compare", "made", "made", *stores]) == 0
+    printed = capsys.readouterr().out
+    assert printed.count("simultaneous 99% CI") == 2
+    assert "is not zero, at 1% for everything that is compared" in printed
 
 
 def test_independent_seeds_are_welch():
