@@ -51,7 +51,8 @@ class Mixer(Member, ABC):
         letter: the letter of such layers in ``attention_pattern``; empty for none of its own, as
             for those of users' files.
         module: a subclass of `kvlab.model.attention.TokenMixer`, as ``module:class``.
-        settings: fields of `LayerKind` that it reads.
+        settings: fields of `LayerKind` that it reads; those of positions and windows are of
+            attention alone.
     """
 
     letter: ClassVar[str] = ""
@@ -66,11 +67,8 @@ class Mixer(Member, ABC):
     }
 
     def find_definition_problem(self, module: ModuleType, _text: str) -> str | None:
-        from kvlab.spec.layer_config import LayerKind  # which imports this module
-
-        known = {*LayerKind.model_fields} - {"mixer"}
-        if not isinstance(self.settings, tuple) or not {*self.settings} <= known:
-            hint = f"name keys of model.kinds that it reads, of {', '.join(sorted(known))}"
+        if not isinstance(self.settings, tuple) or not {*self.settings} <= {*Mixer.settings}:
+            hint = f"name keys of model.kinds that it reads, of {', '.join(Mixer.settings)}"
             return f"has settings = {self.settings!r}; {hint}"
         if letter := vars(type(self)).get("letter"):
             hint = "leave it out and define one in YAML, as in"

@@ -221,6 +221,7 @@ def test_arithmetic_that_gives_no_number_has_its_line(tmp_path, method):
     ("mistake", "hint"),
     [
         ("settings = ('heads',)", "name keys of model.kinds"),  # has none of this name
+        ("settings = ('window',)", "name keys of .*, of n_kv_head, head_dim"),  # of attention
         ("settings, letter = (), 'M'", "leave it out"),  # a pattern has those of kinds
     ],
 )
