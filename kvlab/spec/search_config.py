@@ -80,10 +80,11 @@ class Limit(spec.SpecModel):
     """Smallest value allowed. Unit: of the number. Default: no bound. Example: 0.25"""
 
     def _find_problems(self) -> spec.Problems:
-        if self.at_most is None and self.at_least is None:
+        low, high = self.at_least, self.at_most
+        if low is None and high is None:
             yield "at_most", "and at_least are both missing; give one"
-        elif self.at_most is not None and (self.at_least or self.at_most) > self.at_most:
-            yield "at_least", f"is above at_most = {self.at_most:g}; lower it"
+        elif low is not None and high is not None and low > high:
+            yield "at_least", f"is above at_most = {high:g}; lower it"
 
 
 Fraction = Annotated[float, Field(gt=0.0, lt=1.0)]
