@@ -97,8 +97,9 @@ def read_metric_texts(text: str) -> Iterator[MetricText]:
 
 def find_value_problem(values: Any, count: int) -> str | None:
     """Return what is wrong with what `TokenMetric.score` returned for ``count`` tokens."""
-    if tuple(getattr(values, "shape", ())) != (count,):
-        shape = tuple(getattr(values, "shape", ())) or type(values).__name__
-        return f"returns {shape} for {count} tokens; return one number for each"
+    if not hasattr(values, "double"):  # no tensor, such as an array of NumPy
+        return f"returns {type(values).__name__}; return a tensor"
+    if tuple(values.shape) != (count,):
+        return f"returns {tuple(values.shape)} for {count} tokens; return one number for each"
     mean = float(values.double().mean())
     return None if math.isfinite(mean) else f"has a mean of {mean}; return finite numbers"

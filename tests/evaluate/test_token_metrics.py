@@ -120,7 +120,15 @@ class Infinite(Rank):
         return super().score(logits, targets) / torch.zeros(())
 
 
-@pytest.mark.parametrize(("metric", "message"), [(Sum(), "for 80 tokens"), (Infinite(), "finite")])
+class Array(Rank):
+    def score(self, logits, targets):
+        return super().score(logits, targets).numpy()
+
+
+WRONG = [(Sum(), "for 80 tokens"), (Infinite(), "finite"), (Array(), "ndarray; return a tensor")]
+
+
+@pytest.mark.parametrize(("metric", "message"), WRONG)
 def test_what_is_not_a_finite_number_for_each_token_fails_the_measurement(metric, message):
     model = GPT(ModelConfig(vocab_size=97, block_size=16, n_layer=1, n_head=2, n_embd=16), seed=3)
     tokens = np.random.default_rng(0).integers(0, 97, 81, dtype=np.uint16)
