@@ -4,7 +4,9 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from kvlab.spec.spec_model import PositiveInt, Problems, SpecModel
+from kvlab.spec.spec_model import PositiveInt, Problems, SpecModel, TextRule
+
+_GPU_NAME = TextRule(r"^\w[\w.-]{0,63}$", "is no kind of GPU; use Ray's name for it, such as H100")
 
 
 class ResourcesConfig(SpecModel):
@@ -18,7 +20,7 @@ class ResourcesConfig(SpecModel):
     Unit: GPUs. Example: auto"""
     workers: Annotated[PositiveInt, Field(le=1024)] | None = None
     """Processes that train together. Unit: processes. Default: one a whole GPU. Example: 2"""
-    accelerator_type: Annotated[str, Field(pattern=r"^\w[\w.-]{0,63}$")] | None = None
+    accelerator_type: Annotated[str, _GPU_NAME] | None = None
     """Kind of GPU, by Ray's name for it, where a cluster has several.
     Default: any. Example: H100, gpus: 1"""
     microbatch_tokens: PositiveInt | None = None

@@ -46,6 +46,7 @@ _MESSAGES: dict[str, str] = {
     "too_short": "has too few entries; give at least {min_length}",
     "too_long": "has too many entries; give at most {max_length}",
     "string_too_short": "is empty; write something",
+    "string_too_long": "is too long; write at most {max_length} characters",
     "literal_error": "is not one of {expected}",
 }
 

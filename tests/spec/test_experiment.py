@@ -46,6 +46,11 @@ def test_overrides_are_checked_and_named(tmp_path):
         parse_override("model.n_head")
 
 
+def test_a_text_that_is_too_long_says_how_long_it_may_be(tmp_path):
+    with pytest.raises(SpecError, match=r"\.\.\. is too long; write at most 500 characters"):
+        load_experiment(write_spec(tmp_path, EXPERIMENT), {"data.licence": "x" * 501})
+
+
 def test_paths_are_relative_to_the_file_that_names_them(tmp_path):
     text = EXPERIMENT.replace(
         "{tokenizer: bytes}", "{tokenizer: bytes, source: files, paths: [a.txt]}"
