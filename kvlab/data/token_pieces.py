@@ -28,6 +28,7 @@ from kvlab.data.tokenizers import encode_utf8, load_tokenizer
 from kvlab.errors import DataError
 from kvlab.fs.atomic_files import write_atomic
 from kvlab.fs.lease import Fence
+from kvlab.spec.source_options import DocumentSource
 
 if TYPE_CHECKING:
     from loky import ProcessPoolExecutor  # type: ignore[import-untyped]
@@ -51,7 +52,7 @@ _PARENT_POLL_SECONDS = 0.5
 class PieceJob:
     """The tokenization of one unit."""
 
-    source: str
+    source: str | DocumentSource
     tokenizer: str
     folder: str
     unit: TextUnit

@@ -2,16 +2,16 @@
 
 from collections.abc import Callable
 from pkgutil import resolve_name
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 from pydantic import Field, PlainValidator, SerializeAsAny, WithJsonSchema, model_serializer
 from pydantic import ValidationInfo as Info
 
 from kvlab.own_extensions import extend, find_members
 from kvlab.spec import spec_model as spec
-from kvlab.spec.members import DUMP_OFFERED, accept_offered, find_offered, read_options
+from kvlab.spec.members import name_or_member, read_options
 from kvlab.spec.source_options import DocumentSource, SourceEntry, SourceOptions, TextPart
-from kvlab.spec.spec_model import OneOf, PositiveInt, Problems, SpecModel, TextRule, TupleOf
+from kvlab.spec.spec_model import PositiveInt, Problems, SpecModel, TextRule, TupleOf
 
 SOURCES: dict[str, SourceEntry] = {
     "docstrings": SourceEntry("kvlab.data.sources.docstrings:Docstrings"),
@@ -19,6 +19,12 @@ SOURCES: dict[str, SourceEntry] = {
     **find_members("sources"),
 }
 """`data.source` -> its entry: the one table of text sources."""
+
+
+if TYPE_CHECKING:
+    SourceName = str | DocumentSource
+else:
+    SourceName = name_or_member(DocumentSource, lambda: SOURCES)
 
 
 def find_entry(source: str | DocumentSource) -> SourceEntry:
@@ -52,11 +58,7 @@ class DataConfig(SpecModel):
     )
     omitted_defaults = frozenset({"mask_documents", "options"})
 
-    source: Annotated[
-        Annotated[str, OneOf(lambda: [*SOURCES, *find_offered(DocumentSource)])],
-        accept_offered(DocumentSource),
-        DUMP_OFFERED,
-    ] = "docstrings"
+    source: SourceName = "docstrings"
     """Where the text comes from. Example: files, paths: [../texts]"""
     tokenizer: Annotated[str, _TOKENIZER] = "gpt2"
     """gpt2, gpt2:N (its first N ranks), bytes, or symbols:N for a source that makes its tokens.
@@ -134,9 +136,9 @@ class DataConfig(SpecModel):
         return own if isinstance(own, SourceOptions) else None
 
     def identity(self) -> dict[str, Any]:
-        source: str | DocumentSource = self.source
-        own = {} if isinstance(source, str) else {"source": f"{source} {source.source.digest}"}
-        return super().identity() | own
+        own = self.source
+        code = {} if isinstance(own, str) else {"source": f"{own} {own.source.digest}"}
+        return super().identity() | code
 
     @model_serializer(mode="wrap")
     def _dump(self, handler: Callable[[Any], dict[str, Any]]) -> dict[str, Any]:

@@ -231,11 +231,6 @@ ROTATIONS: dict[str, str] = name_members("rotations")
 ``make_matrix``, by whose matrix vectors are multiplied before they are stored."""
 
 
-def list_rotations() -> tuple[str, ...]:
-    """Return the values of ``kv_rotate``."""
-    return ("none", *ROTATIONS)
-
-
 @dataclass(frozen=True)
 class KVStorage:
     """How K and V are stored.

@@ -71,11 +71,8 @@ class KVForm(Member, ABC):
             "a tuple of one StoredVectors, of whole numbers above 0, for each of parts",
         ),
         "find_problems": PROBLEMS,
-        **dict.fromkeys(
-            ("count_heads", "rotated_dims", "key_dim", "query_dim", "up_weights", "norm_weights"),
-            WHOLE,
-        ),
-        "flops_per_key": WHOLE,
+        **dict.fromkeys(("count_heads", "rotated_dims", "key_dim", "query_dim"), WHOLE),
+        **dict.fromkeys(("up_weights", "norm_weights", "flops_per_key"), WHOLE),
     }
 
     def find_definition_problem(self, module: ModuleType, _text: str) -> str | None:

@@ -217,7 +217,7 @@ def accept_offered(base: type[MemberT]) -> WrapValidator:
 def name_or_member(base: Any, own_names: Callable[[], Iterable[str]]) -> Any:
     """Return the type of a field that names a member: of kvlab's own, or one that is offered."""
     names = spec.OneOf(lambda: [*own_names(), *find_offered(base)])
-    return Annotated[Annotated[str, names], accept_offered(base), DUMP_OFFERED]
+    return Annotated[str, names, accept_offered(base), DUMP_OFFERED]
 
 
 def _dump(value: Any, handler: Callable[[Any], Any], info: SerializationInfo) -> Any:

@@ -12,20 +12,12 @@ from functools import cache
 from math import prod
 from pkgutil import resolve_name
 from types import ModuleType
-from typing import TYPE_CHECKING, Annotated, ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 from kvlab.own_extensions import name_members
-from kvlab.spec import spec_model as spec
 from kvlab.spec.dtypes import DTYPES
 from kvlab.spec.kv_forms import StoredVectors
-from kvlab.spec.members import (
-    DUMP_OFFERED,
-    WHOLE,
-    Member,
-    accept_offered,
-    find_offered,
-    is_count,
-)
+from kvlab.spec.members import WHOLE, Member, is_count, name_or_member
 
 if TYPE_CHECKING:
     from kvlab.spec.layer_config import LayerConfig
@@ -183,8 +175,7 @@ def list_letters() -> dict[str, str]:
     return {letter: name for letter, name in letters.items() if letter}
 
 
-MixerField = Annotated[
-    Annotated[str, spec.OneOf(lambda: [*MIXERS, *find_offered(Mixer)])],
-    accept_offered(Mixer),
-    DUMP_OFFERED,
-]
+if TYPE_CHECKING:
+    MixerField = str | Mixer
+else:
+    MixerField = name_or_member(Mixer, lambda: MIXERS)

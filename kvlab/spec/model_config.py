@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from functools import cached_property
 from itertools import chain, islice
 from typing import Annotated, Any, Literal
@@ -231,37 +232,32 @@ class ModelConfig(spec.SpecModel):
 
     def _resolve_layer(self, kind: str) -> layer_config.LayerConfig:
         form, (_, own) = self.kv_form, self.kind_settings[kind]
-        head_dim = own.head_dim or self.head_dim
-        mixer = find_mixer(own.mixer or "attention")
-        if mixer is not ATTENTION:
-            return layer_config.LayerConfig(
-                kind=kind,
-                position=self.position if self.position_scheme.has_embedding else "none",
-                n_head=self.n_head,
-                n_kv_head=own.n_kv_head or self.n_kv_head,
-                head_dim=head_dim,
-                window=None,
-                rotary_dim=0,
-                rope_theta=self.rope_theta,
-                kv_form=form,
-                mixer=mixer,
-            )
+        layer = layer_config.LayerConfig(
+            kind=kind,
+            position=self.position if self.position_scheme.has_embedding else "none",
+            n_head=self.n_head,
+            n_kv_head=own.n_kv_head or self.n_kv_head,
+            head_dim=own.head_dim or self.head_dim,
+            window=None,
+            rotary_dim=0,
+            rope_theta=own.rope_theta or self.rope_theta,
+            kv_form=form,
+            mixer=find_mixer(own.mixer or "attention"),
+        )
+        if layer.mixer is not ATTENTION:
+            return layer
         position = own.position or self.position
         share = self.rotary_share if own.rotary_share is None else own.rotary_share
         scheme = layer_config.POSITIONS[position]
-        is_none = scheme.is_rotary and not round(share * head_dim)
-        rotary_dim = form.rotated_dims(head_dim, share if scheme.is_rotary else 0.0)
+        is_none = scheme.is_rotary and not round(share * layer.head_dim)
+        rotary_dim = form.rotated_dims(layer.head_dim, share if scheme.is_rotary else 0.0)
         window = own.window or (self.window if kind == "L" else None)
-        return layer_config.LayerConfig(
-            kind=kind,
+        return replace(
+            layer,
             position="none" if is_none else position,
-            n_head=self.n_head,
-            n_kv_head=form.count_heads(own.n_kv_head or self.n_kv_head),
-            head_dim=head_dim,
+            n_kv_head=form.count_heads(layer.n_kv_head),
             window=window,
             rotary_dim=rotary_dim,
-            rope_theta=own.rope_theta or self.rope_theta,
-            kv_form=form,
             has_sink=self.sink == "learned",
             sink_tokens=0 if window is None else self.sink_tokens,
             rope_scaling=(own.rope_scaling or self.rope_scaling) if rotary_dim else None,
@@ -299,12 +295,11 @@ class ModelConfig(spec.SpecModel):
             yield "qk_norm", f"{text}; use kv: separate, or leave it out"
         yield from self.kv_form.find_problems(self)
         try:
-            owner_map(self.kv_sharing, self.layer_kinds)
+            message = self.describe_shared_state(self.kv_owners)
         except SharingError as error:
-            yield "kv_sharing", str(error)
-        else:
-            if message := self.describe_shared_state(self.kv_owners):
-                yield "kv_sharing", message
+            message = str(error)
+        if message:
+            yield "kv_sharing", message
 
     def describe_shared_state(self, owners: Sequence[int]) -> str | None:
         """Return why layers cannot read what ``owners`` store, if one of these has a state."""

@@ -6,7 +6,7 @@ from pydantic import Field
 
 from kvlab.own_extensions import extend, find_members
 from kvlab.sharing import owner_map, tied_slots
-from kvlab.spec.dtypes import MIN_GROUP, KVDtypeField, KVStorage, list_rotations
+from kvlab.spec.dtypes import MIN_GROUP, ROTATIONS, KVDtypeField, KVStorage
 from kvlab.spec.model_config import ModelConfig, SharingField
 from kvlab.spec.spec_model import OneOf, PositiveInt, Problems, SpecModel
 
@@ -30,7 +30,7 @@ class ServingConfig(SpecModel):
     keys are in blocks of tokens, it is also the tokens of a block.
     Unit: numbers. Default: 32 (at most head_dim) for codes of 4 or 2 bits, and the whole head for
     int8 and fp8. Example: 16, kv_dtype: int4"""
-    kv_rotate: Annotated[str, OneOf(list_rotations)] = "none"
+    kv_rotate: Annotated[str, OneOf(lambda: ["none", *ROTATIONS])] = "none"
     """Multiply K and V by an orthonormal matrix of the head before they are stored, so that few
     numbers of a vector are much larger than the others. Scores and values stay the same but for
     rounding, and so do bytes.

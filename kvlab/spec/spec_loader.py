@@ -108,7 +108,7 @@ def _check_kind(document: YamlDocument, path: str | Path, wanted: str) -> None:
 
 def _find_level_problems(document: YamlDocument, path: str | Path) -> list[Problem]:
     """Return the problems of single levels, so that a sweep with other problems shows all."""
-    factor_keys = ("experiment", "factors", "baseline", "when", "zip")
+    factor_keys = ("experiment", "factors", "baseline", "when")
     written = {key: document.data[key] for key in factor_keys if key in document.data}
     data = {"question": "?", "design": "one_factor", **written}
     try:

@@ -38,6 +38,7 @@ LevelNames = Annotated[tuple[spec.Name, ...], BeforeValidator(_normalize_level_n
 DesignName = Annotated[str, spec.OneOf(list_design_names)]
 LevelRule = dict[spec.Name, LevelNames]
 Levels = dict[LevelName, dict[spec.DottedKey, Any]]
+SectionNames = Annotated[spec.TupleOf[spec.Name], Field(min_length=1), spec.once("a section")]
 
 
 class FailuresConfig(spec.SpecModel):
@@ -64,14 +65,9 @@ class ReportConfig(spec.SpecModel):
 
     # The table of sections stands above this package: commands that read a sweep check the names.
 
-    sections: Annotated[spec.TupleOf[spec.Name], Field(min_length=1)] | None = None
+    sections: SectionNames | None = None
     """Names of sections, in order.
     Default: all that have something to say. Example: [answer, effects, pareto]"""
-
-    def _find_problems(self) -> spec.Problems:
-        names = self.sections or ()
-        for name in sorted({name for name in names if names.count(name) > 1}):
-            yield "sections", f"names {name} twice; name each once"
 
 
 CellKey = frozenset[tuple[str, str]]
