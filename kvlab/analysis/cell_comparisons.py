@@ -153,8 +153,7 @@ def _name_verdict(study: "Study", comparison: CellComparison) -> str:
 def _with_effect(comparison: CellComparison, effect: Effect) -> CellComparison:
     """Return a comparison with the numbers and the verdict of the effect that it is."""
     own = effect.estimate
-    if own is None:
-        return comparison
+    assert own is not None, "it has the weights of a comparison"
     if effect.has_interval:
         error = effect.tested_error
         low, high, p = effect.low, effect.high, effect.corrected_p

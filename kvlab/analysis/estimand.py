@@ -67,16 +67,12 @@ class Estimand:
         Levels of factors that `decide.over` names do not count: the sweep says what of them enters.
         """
         factors = [factor for factor in self.factors if factor not in self.over]
-        own, base = self._settings(levels, factors), self._settings(self.baseline, factors)
-        changed = {
-            key
-            for key in own.keys() | base.keys()
-            if key.startswith("serving.") and own.get(key) != base.get(key)
-        }
+        own = self._settings(levels, factors)
+        changed = _find_changed(own, self._settings(self.baseline, factors))
         for name in _STORAGE:
             if f"serving.{name}" in own and own[f"serving.{name}"] == own.get(f"training.{name}"):
                 changed.discard(f"serving.{name}")
-        return bool(changed.difference(NEUTRAL_SERVING))
+        return any(key.startswith("serving.") for key in changed.difference(NEUTRAL_SERVING))
 
     def enters_means(self, levels: Levels) -> bool:
         """Whether the settings of a cell enter the mean effect of a level that changes weights."""
@@ -98,8 +94,8 @@ class Estimand:
         """Whether levels differ from the baseline's in serving alone."""
         for factor, level in change:
             patches = self.patches.get(factor, {})
-            own, base = patches.get(level, {}), patches.get(self.factors[factor][0], {})
-            changed = {key for key in own.keys() | base.keys() if own.get(key) != base.get(key)}
+            base = patches.get(self.factors[factor][0], {})
+            changed = _find_changed(patches.get(level, {}), base)
             if not changed or not all(key.startswith("serving.") for key in changed):
                 return False
         return True
@@ -107,11 +103,9 @@ class Estimand:
     @cached_property
     def free_levels(self) -> frozenset[tuple[str, str]]:
         """Levels that save nothing: equal bytes in every setting, or a factor that is kept."""
-        names = list(self.factors)
         free = set()
-        for index, factor in enumerate(names):
-            base = self.factors[factor][0]
-            for level in self.factors[factor][1:]:
+        for index, (factor, (base, *levels)) in enumerate(self.factors.items()):
+            for level in levels:
                 pairs = [
                     (self.kv_bytes.get(cell), self.kv_bytes.get(_replace(cell, index, base)))
                     for cell in self.cells
@@ -132,10 +126,8 @@ class Estimand:
         Where the design lacks the cell with all levels that save nothing, it is the one with most
         of them.
         """
-        names = list(self.factors)
-        kept = [
-            index for index, name in enumerate(names) if (name, levels[index]) in self.free_levels
-        ]
+        named = enumerate(zip(self.factors, levels, strict=True))
+        kept = [index for index, one in named if one in self.free_levels]
         for count in range(len(kept), 0, -1):
             for chosen in combinations(kept, count):
                 cell = tuple(
@@ -151,6 +143,10 @@ class Estimand:
         """The cells that others are compared with, the baseline first."""
         found = {self.reference(levels) for levels in self.cells} - {self.baseline}
         return (self.baseline, *(levels for levels in self.cells if levels in found))
+
+
+def _find_changed(own: Mapping[str, Any], base: Mapping[str, Any]) -> set[str]:
+    return {key for key in own.keys() | base.keys() if own.get(key) != base.get(key)}
 
 
 def _replace(levels: Levels, index: int, level: str) -> Levels:

@@ -171,11 +171,8 @@ class Ranking:
         if not seeds:
             return None
         differences = [self._losses[one][seed] - self._losses[other][seed] for seed in seeds]
-        mean, is_apart = (
-            math.fsum(differences) / len(seeds),
-            self._groups[one] != self._groups[other],
-        )
-        least = 0.0
+        mean, least = math.fsum(differences) / len(seeds), 0.0
+        is_apart = self._groups[one] != self._groups[other]
         if self._item_variances is not None and (is_apart or abs(mean) > 1e-12 * self._scale):
             of_items = self._item_variances[one] + self._item_variances[other]
             least = math.sqrt(of_items / len(seeds))

@@ -103,9 +103,9 @@ class SlotPlan(ABC):
         They are the entries of `SlotBuffer.list_segment`; 0 where later tokens overwrite them.
         """
 
-    @abstractmethod
     def segment_bytes(self, start: int, end: int, context: int, dtype: str) -> int:
         """Return the bytes of these entries."""
+        return self.count_units(start, end, context) * self.token_bytes(dtype)
 
     @abstractmethod
     def snapshot_bytes(self, length: int, context: int, dtype: str) -> int:
@@ -174,9 +174,6 @@ class TokenSlot(SlotPlan):
 
     def count_units(self, start: int, end: int, context: int) -> int:  # noqa: ARG002
         return 0 if self.window is not None else end - start
-
-    def segment_bytes(self, start: int, end: int, context: int, dtype: str) -> int:
-        return self.count_units(start, end, context) * self.token_bytes(dtype)
 
     def snapshot_bytes(self, length: int, context: int, dtype: str) -> int:  # noqa: ARG002
         if self.window is None:

@@ -34,9 +34,6 @@ class StateSlot(SlotPlan):
     def token_bytes(self, dtype: str) -> int:  # noqa: ARG002
         return 0
 
-    def growth_bytes(self, dtype: str) -> int:  # noqa: ARG002
-        return 0
-
     def stored_bytes(self, context: int, dtype: str) -> int:  # noqa: ARG002
         return self.layer.mixer.state_bytes(self.layer, dtype)
 
@@ -47,9 +44,6 @@ class StateSlot(SlotPlan):
         return False
 
     def count_units(self, start: int, end: int, context: int) -> int:  # noqa: ARG002
-        return 0
-
-    def segment_bytes(self, start: int, end: int, context: int, dtype: str) -> int:  # noqa: ARG002
         return 0
 
     def snapshot_bytes(self, length: int, context: int, dtype: str) -> int:

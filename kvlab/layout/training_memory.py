@@ -63,12 +63,9 @@ def activation_bytes(experiment: Experiment) -> int:
     inputs = model.n_layer * (2 * model.n_embd + model.ffn_dim)  # of linear layers, but the head
     inputs += sum(layer.out_width for layer in model.layers)
     find_sizes = find_members("linear_input_bytes").values()
-    input_bytes: int = min(
-        [item_bytes, *(find(experiment.training, item_bytes) for find in find_sizes)]
-    )
-    mixed = sum(
-        layer.mixer.saved_bytes(layer, model.block_size, item_bytes) for layer in model.layers
-    )
+    sizes = (find(experiment.training, item_bytes) for find in find_sizes)
+    input_bytes: int = min([item_bytes, *sizes])
+    mixed = sum(one.mixer.saved_bytes(one, model.block_size, item_bytes) for one in model.layers)
     return _MARGIN * (item_bytes * values - (item_bytes - input_bytes) * inputs + mixed)
 
 
@@ -102,24 +99,20 @@ def training_peak_bytes(experiment: Experiment, memory: int | None = None) -> in
         memory: bytes of the GPU, which an unset microbatch is chosen for; None assumes the least
             on a GPU, one row.
     """
+    model = experiment.model
     if not experiment.training.steps:
-        return _FLOAT_BYTES * parameter_count(experiment.model)
+        return _FLOAT_BYTES * parameter_count(model)
     on_gpu = experiment.resources.devices > 0
     rows = microbatch_rows(experiment, (memory or 0) if on_gpu else None)
-    tokens = rows * experiment.model.block_size
-    states = _state_bytes(experiment)
+    tokens = rows * model.block_size
     activations = tokens * activation_bytes(experiment) // _MARGIN
     probabilities = 0 if on_gpu else _probability_bytes(experiment, rows)
     logits = _logit_bytes(experiment, tokens, on_gpu=on_gpu)
-    return states + activations + probabilities + logits
-
-
-def _state_bytes(experiment: Experiment) -> int:
-    """Return the bytes of weights, gradients and moments."""
-    model = experiment.model
+    # weights, gradients and two moments, of which an optimizer may save some of matrices
     matrices = matrix_weights(model) - model.vocab_size * model.n_embd  # without the head
     saved = 2 - OPTIMIZERS[experiment.training.optimizer].matrix_moments
-    return _FLOAT_BYTES * (4 * parameter_count(model) - saved * matrices)
+    states = _FLOAT_BYTES * (4 * parameter_count(model) - saved * matrices)
+    return states + activations + probabilities + logits
 
 
 def _logit_bytes(experiment: Experiment, tokens: int, *, on_gpu: bool) -> int:
@@ -141,6 +134,8 @@ def _probability_bytes(experiment: Experiment, rows: int) -> int:
     if training.compile:
         return 0
     has_documents = experiment.data.mask_documents
+    plans = KVLayout.of_training(model, training.kv).plans
+    layers = [plan.layer for plan in plans if plan.has_causal_queries]
     return sum(
         saved_probability_bytes(
             rows,
@@ -152,10 +147,7 @@ def _probability_bytes(experiment: Experiment, rows: int) -> int:
             is_bfloat16=training.precision == "bfloat16",
             has_sink=layer.has_sink,
         )
-        for layer, plan in zip(
-            model.layers, KVLayout.of_training(model, training.kv).plans, strict=True
-        )
-        if plan.has_causal_queries
+        for layer in layers
     )
 
 

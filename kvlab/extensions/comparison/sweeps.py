@@ -22,8 +22,6 @@ from kvlab.report.formatting import format_settings
 from kvlab.report.record_warnings import count_values
 from kvlab.store.metrics import METRICS
 
-NOT_ASKED = "not asked"
-
 
 @dataclass(frozen=True)
 class CellChange:
@@ -118,7 +116,7 @@ def compare_sweeps(before: Study, after: Study) -> Comparison:
     conclusions = []
     for name in effects[0] | effects[1]:
         both = [found.get(name) for found in effects]
-        said = [NOT_ASKED if one is None else one.verdict for one in both]
+        said = ["not asked" if one is None else one.verdict for one in both]
         values = [one.estimate.value if one and one.estimate else None for one in both]
         estimates = said[0], said[1], values[0], values[1]
         moved = of_effects.get(name)
@@ -180,7 +178,6 @@ class Shift:
         seeds: Number of seeds: of pairs, or the smaller number of independent ones.
         low: Lower end of the simultaneous interval; 0 where zero itself is excluded.
         high: Upper end; 0 where zero itself is excluded.
-        p: p-value, corrected for all shifts that are judged together.
     """
 
     value: float
@@ -189,7 +186,6 @@ class Shift:
     error: StandardError | None = None
     low: float = 0.0
     high: float = 0.0
-    p: float = 1.0
 
     @property
     def is_found(self) -> bool:
@@ -223,7 +219,7 @@ def estimate_shifts(
     values, errors = [one.value for one in shifts], [one.error for one in shifts]
     tests = judge_family(values, errors, before.decide.alpha)
     pairs = zip(shifts, tests, strict=True)
-    judged = (replace(one, low=test.low, high=test.high, p=test.p) for one, test in pairs)
+    judged = (replace(one, low=test.low, high=test.high) for one, test in pairs)
     return {c: next(judged) for c in cells}, {name: next(judged) for name in effects}, is_paired
 
 

@@ -91,7 +91,7 @@ def explain_cell(study: Study, levels: Levels) -> Answer:
 
 def explain_level(study: Study, factor: str, level: str) -> Answer:
     """Explain what a level does: its effect, or one for each kind of setting told apart."""
-    effects, base = [], study.factors[factor][0]
+    effects, against = [], f"{factor}={study.factors[factor][0]}"
     for effect in study.effects(study.primary_metric):
         if effect.change != ((factor, level),):
             continue
@@ -103,13 +103,10 @@ def explain_level(study: Study, factor: str, level: str) -> Answer:
                 partner = _find_partner(study, factor, levels)
                 if levels != partner:  # pairs side by side
                     weights |= {levels: weight, partner: effect.weights[partner]}
-        title, notes = (
-            f"effect of {effect.name} against {factor}={base}",
-            _note_effect(study, effect),
-        )
+        title, notes = f"effect of {effect.name} against {against}", _note_effect(study, effect)
         effects.append(_explain_difference(study, effect, title, weights, notes, settings))
     name = f"{factor}={level}"
-    facts = {"kind": "level", "sweep": study.name, "level": name, "against": f"{factor}={base}"}
+    facts = {"kind": "level", "sweep": study.name, "level": name, "against": against}
     lines = [f"level {name} of sweep {study.name}"]
     for one in effects:
         lines += ["", *_format_difference(one)]

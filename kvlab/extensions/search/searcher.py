@@ -76,7 +76,6 @@ class Searcher:
         self._describe, self._identify = describe, identify
         self._directory = store.sweep_directory(base.sweep.name)
         self._points = store.search_points(base.sweep.name)
-        self._trials: dict[str, PlannedTrial] = {}
         history = histories.load_history(self._directory, self._points, self._config)
         self.suggestions, self._seconds_before = history
         self._pruner = Pruner(self._config.pruning, self.suggestions)
@@ -291,7 +290,6 @@ class Searcher:
         trials = (*self.plan.trials, trial) if is_new else self.plan.trials
         cells = (*self.plan.cells, *planned.cells)
         self.plan = replace(self.plan, sweep=planned.sweep, trials=trials, cells=cells)
-        self._trials[trial.trial.id] = trial
 
     def _restore(self, suggestion: Suggestion) -> None:
         """Plan a suggestion of the history again."""
@@ -328,12 +326,12 @@ class Searcher:
 
     def _with_pause_step(self, suggestion: Suggestion) -> PlannedTrial:
         """Return the trial with the step at which it is to pause, here and in the plan."""
-        planned = self._trials[suggestion.trial_id]
-        trial = replace(planned.trial, until=self._pruner.pause_step(suggestion))
-        planned = self._trials[trial.id] = replace(planned, trial=trial)
-        trials = tuple(planned if p.trial.id == trial.id else p for p in self.plan.trials)
+        planned = next(p for p in self.plan.trials if p.trial.id == suggestion.trial_id)
+        until = self._pruner.pause_step(suggestion)
+        paused = replace(planned, trial=replace(planned.trial, until=until))
+        trials = tuple(paused if one is planned else one for one in self.plan.trials)
         self.plan = replace(self.plan, trials=trials)
-        return planned
+        return paused
 
     def _find(self, trial_id: str) -> Suggestion | None:
         return next((s for s in self.suggestions if s.trial_id == trial_id and s.has_trial), None)

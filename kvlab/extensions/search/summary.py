@@ -37,7 +37,7 @@ def format_search_space(sweep: Sweep) -> Iterator[str]:
     for key, values in search.choices.items():
         yield f"Search {key} in {', '.join(map(format_setting, values))}."
     for key, interval in search.ranges.items():
-        flags = [*(["log"] if interval.log else []), *(["whole"] if interval.whole else [])]
+        flags = [name for name in ("log", "whole") if getattr(interval, name)]
         yield f"Search {key} from {interval.low:g} to {interval.high:g}{_in_parentheses(flags)}."
     objectives = ", ".join(f"{objective_direction(name)} {name}" for name in search.objectives)
     budget = [
