@@ -8,14 +8,14 @@ by Holm's method with simultaneous intervals.
 """
 
 import math
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 
 from kvlab.analysis.effects import Effect, estimate_main_effects
 from kvlab.analysis.interactions import estimate_interactions
 from kvlab.analysis.standard_errors import StandardError, pool_errors
 from kvlab.analysis.statistics import estimate
-from kvlab.analysis.study import BASELINE_LABEL, Study
+from kvlab.analysis.study import Study
 from kvlab.analysis.trial_rows import Levels, TrialRow
 from kvlab.analysis.verdicts import VERDICTS, judge_family
 from kvlab.report.formatting import format_settings
@@ -98,7 +98,11 @@ def compare_sweeps(before: Study, after: Study) -> Comparison:
     of comparisons of equal truths calls anything changed.
     """
     metric = before.primary_metric
-    names, others = ({_cell_name(study, c): c for c in study.cells} for study in (before, after))
+    common = before.factors.keys() & after.factors.keys()
+    names, others = (
+        {_name_cell(study, levels, common): levels for levels in study.cells}
+        for study in (before, after)
+    )
     shared = {levels: others[name] for name, levels in names.items() if name in others}
     of_cells, of_effects, is_paired = estimate_shifts(before, after, shared, metric)
     cells = []
@@ -135,11 +139,10 @@ def compare_sweeps(before: Study, after: Study) -> Comparison:
     )
 
 
-def _cell_name(study: Study, levels: Levels) -> str:
-    """Return a name of a cell that does not depend on the order of the factors."""
+def _name_cell(study: Study, levels: Levels, common: Collection[str]) -> frozenset[tuple[str, str]]:
+    """Return the levels of factors that both sweeps have, and what others change."""
     named = zip(study.factors, levels, study.baseline, strict=True)
-    changed = sorted(f"{factor}={level}" for factor, level, base in named if level != base)
-    return "+".join(changed) or BASELINE_LABEL
+    return frozenset((f, level) for f, level, base in named if f in common or level != base)
 
 
 def _warnings(before: Study, after: Study) -> Iterator[str]:
@@ -150,6 +153,10 @@ def _warnings(before: Study, after: Study) -> Iterator[str]:
     for name in one:  # what only one of them records does not tell
         if name in other and one[name].keys() != other[name].keys():
             yield f"{name}: {', '.join(sorted(one[name]))} against {', '.join(sorted(other[name]))}"
+    bases, others = (study.sweep["baseline"] for study in (before, after))
+    for factor in sorted(bases.keys() & others.keys()):
+        if bases[factor] != others[factor]:
+            yield f"the baseline has {factor}={bases[factor]} against {factor}={others[factor]}"
     patches, others = (study.sweep.get("patches", {}) for study in (before, after))
     for factor in sorted(patches.keys() & others.keys()):
         for level in sorted(patches[factor].keys() & others[factor].keys()):

@@ -8,7 +8,7 @@ import pytest
 from scipy import stats
 
 from kvlab.cli.main import main
-from kvlab.extensions.comparison.sweeps import estimate_shifts
+from kvlab.extensions.comparison.sweeps import compare_sweeps, estimate_shifts
 from tests.support.cells import make_cells, make_study
 from tests.support.record_factory import Record
 
@@ -65,6 +65,15 @@ def test_the_same_trials_are_identical():
     cells = draw_cells(3, np.random.default_rng(5))
     of_cells, effects, _ = shifts(cells, cells)
     assert {one.kind for one in (*of_cells.values(), *effects.values())} == {"identical"}
+
+
+def test_cells_are_joined_by_their_levels_whatever_the_baseline_is():
+    losses = {("mha",): [4.0, 4.1, 4.2], ("mqa",): [5.0, 5.1, 5.2]}
+    cells = make_cells(losses, record=lambda _: {**FACTS, "provenance": {}})
+    studies = [make_study(cells, {"heads": names}) for names in (("mha", "mqa"), ("mqa", "mha"))]
+    found = compare_sweeps(*studies)
+    assert [one.verdict for one in found.cells] == ["identical", "identical"]
+    assert found.warnings == ("the baseline has heads=mha against heads=mqa",)
 
 
 def test_the_confidence_is_that_of_the_sweep(tmp_path, capsys):
