@@ -114,8 +114,11 @@ def compare_sweeps(before: Study, after: Study) -> Comparison:
         found = (shift.value, shift.low, shift.high, shift.seeds, _verdict(shift, "differs"))
         cells.append(CellChange(named, mean, mean + shift.value, *found))
     effects = [
-        {effect.name: effect for effect in (*study.effects(metric), *study.interactions(metric))}
-        for study in (before, after)
+        {
+            _name_effect(effect, study, other): effect
+            for effect in (*study.effects(metric), *study.interactions(metric))
+        }
+        for study, other in ((before, after), (after, before))
     ]
     conclusions = []
     for name in effects[0] | effects[1]:
@@ -143,6 +146,13 @@ def _name_cell(study: Study, levels: Levels, common: Collection[str]) -> frozens
     """Return the levels of factors that both sweeps have, and what others change."""
     named = zip(study.factors, levels, study.baseline, strict=True)
     return frozenset((f, level) for f, level, base in named if f in common or level != base)
+
+
+def _name_effect(effect: Effect, study: Study, other: Study) -> str:
+    """Return the name of an effect, with its baseline levels that are not those of ``other``."""
+    bases, theirs = study.sweep["baseline"], other.sweep["baseline"]
+    own = [f"{f}={bases[f]}" for f, _ in effect.change if bases[f] != theirs.get(f, bases[f])]
+    return f"{effect.name} from {' and '.join(own)}" if own else effect.name
 
 
 def _warnings(before: Study, after: Study) -> Iterator[str]:
@@ -270,16 +280,17 @@ def _paired_shifts(
     design = rows, before.factors, metric
     effects = estimate_main_effects(*design, estimand=before.estimand)
     effects += estimate_interactions(*design, estimand=before.estimand)
-    return cells, _list_effects(effects)
+    return cells, _list_effects(effects, before, after)
 
 
-def _list_effects(effects: Iterable[Effect]) -> dict[str, Shift]:
+def _list_effects(effects: Iterable[Effect], study: Study, other: Study) -> dict[str, Shift]:
     """Return the effects that have an estimate by their names, as if each were a shift."""
     found = {}
     for effect in effects:
         if (one := effect.estimate) is not None:
             error = effect.tested_error if effect.is_tested else None
-            found[effect.name] = Shift(effect.value, one.kind, len(effect.seeds), error)
+            shift = Shift(effect.value, one.kind, len(effect.seeds), error)
+            found[_name_effect(effect, study, other)] = shift
     return found
 
 
@@ -287,19 +298,20 @@ def _independent_shifts(
     before: Study, after: Study, shared: Mapping[Levels, Levels], metric: str
 ) -> Parts:
     """Estimate shifts between sweeps without a seed in common."""
-    cells = {}
+    cells, in_steps = {}, METRICS[metric].is_share
     for levels, other in shared.items():
         parts = []
         for by_seed in (before.values(levels, metric), after.values(other, metric)):
             if by_seed:
-                one = estimate(list(by_seed.values()), max(map(abs, by_seed.values())))
+                values = list(by_seed.values())
+                one = estimate(values, max(map(abs, values)), in_steps=in_steps)
                 error = StandardError(one.standard_error, max(1, len(by_seed) - 1))
                 parts.append(Shift(one.value, one.kind, len(by_seed), error))
         if len(parts) == 2:
             cells[levels] = _welch(*parts)
     own, others = (
-        _list_effects((*study.mean_effects(metric), *study.interactions(metric)))
-        for study in (before, after)
+        _list_effects((*one.mean_effects(metric), *one.interactions(metric)), one, two)
+        for one, two in ((before, after), (after, before))
     )
     return cells, {name: _welch(one, others[name]) for name, one in own.items() if name in others}
 
@@ -311,10 +323,12 @@ def _welch(one: Shift, other: Shift) -> Shift:
     variance = math.fsum(error.value**2 for error in errors)
     if seeds < 2:
         kind = "one seed"
-    elif not variance:
-        kind = "identical" if value == 0 else "exact"
+    elif not variance and value == 0:
+        kind = "identical"
+    elif "unvaried" in (one.kind, other.kind):
+        kind = "unvaried"
     else:
-        kind = "unvaried" if "unvaried" in (one.kind, other.kind) else "tested"
+        kind = "tested" if variance else "exact"
     if kind != "tested":
         return Shift(value, kind, seeds)
     parts = math.fsum(error.value**4 / error.df for error in errors)

@@ -76,6 +76,33 @@ def test_cells_are_joined_by_their_levels_whatever_the_baseline_is():
     assert found.warnings == ("the baseline has heads=mha against heads=mqa",)
 
 
+def test_a_level_is_not_compared_with_itself_against_another_baseline():
+    random = np.random.default_rng(7)
+    names = ("mha", "gqa", "mqa")
+    losses = {(name,): 4.0 + n + random.normal(0, 0.01, 4) for n, name in enumerate(names)}
+    cells = make_cells(losses, record=lambda _: {**FACTS, "provenance": {}})
+    before = make_study(cells, {"heads": names})
+    after = make_study(renumbered(cells, 50), {"heads": ("gqa", "mha", "mqa")})
+    found = {one.about: one.verdict for one in compare_sweeps(before, after).conclusions}
+    assert found == {
+        "heads=gqa from heads=mha": "not compared",
+        "heads=mqa from heads=mha": "not compared",
+        "heads=mha from heads=gqa": "not compared",
+        "heads=mqa from heads=gqa": "not compared",
+    }
+
+
+def test_shares_that_seeds_agree_on_by_chance_are_not_called_different():
+    cells = [
+        make_cells({("mha",): [share] * 2}, "hellaswag_acc", record=lambda _: FACTS)
+        for share in (0.5, 0.51)
+    ]
+    studies = [make_study(one, {"heads": ("mha",)}) for one in (cells[0], renumbered(cells[1], 9))]
+    found, _, is_paired = estimate_shifts(*studies, {("mha",): ("mha",)}, "hellaswag_acc")
+    assert not is_paired
+    assert (found["mha",].kind, found["mha",].is_found) == ("unvaried", False)
+
+
 def test_the_confidence_is_that_of_the_sweep(tmp_path, capsys):
     for name in ("a", "b"):
         store = Record(factors={"heads": ("mha", "mqa")}).write(tmp_path / name)
