@@ -84,7 +84,7 @@ def load_device_peaks(
         measure_bandwidth(device),
         measure_matrix_rate(device, dtype),
         measure_product_bandwidth(device, dtype),
-        watch.read_noise().note,
+        watch.read_noise(),
     )
     if not peaks.disturbance:
         write_json(path, asdict(peaks))

@@ -33,33 +33,6 @@ MAX_FOREIGN_SHARE = 0.1
 """Share of all cores that other processes may use before a measurement is marked noisy."""
 
 
-@dataclass(frozen=True)
-class Noise:
-    """Load by other processes during a measurement.
-
-    Attributes:
-        cpu_share: share of the time of all cores that other processes used.
-        gpu_processes: number of other processes that computed on the GPU.
-        spare_share: share of the cores that the measured work leaves to others.
-    """
-
-    cpu_share: float
-    gpu_processes: int = 0
-    spare_share: float = 0.0
-
-    @property
-    def note(self) -> str:
-        """What disturbed the measurement; empty if nothing did."""
-        notes = []
-        if self.cpu_share > max(MAX_FOREIGN_SHARE, self.spare_share):
-            notes.append(f"other processes used {self.cpu_share:.0%} of this machine's cores")
-        if self.gpu_processes:
-            several = f"{self.gpu_processes} other processes"
-            who = "another process" if self.gpu_processes == 1 else several
-            notes.append(f"{who} computed on this GPU")
-        return "; ".join(notes)
-
-
 class NoiseWatch:
     """Counts processor time and GPU users from its creation on.
 
@@ -75,19 +48,24 @@ class NoiseWatch:
         self._start = self._read_times()
         self._gpu_start = max((use.timeStamp for use in read_utilization(nvml)), default=0)
 
-    def read_noise(self) -> Noise:
-        """Return the load since the start: all busy time without this process's own."""
+    def read_noise(self) -> str:
+        """Return what other processes have used since the start; empty if it disturbs nothing."""
         elapsed, busy, own = (
             now - then for now, then in zip(self._read_times(), self._start, strict=True)
         )
         cores = psutil.cpu_count() or 1
         capacity = elapsed * cores
         share = (busy - own) / capacity if capacity > 0 else 0.0
-        spare = 0.0 if self._needed_cores is None else max(0.0, 1 - self._needed_cores / cores)
+        spare = 0.0 if self._needed_cores is None else 1 - self._needed_cores / cores
+        notes = []
+        if share > max(MAX_FOREIGN_SHARE, spare):
+            notes.append(f"other processes used {min(1.0, share):.0%} of this machine's cores")
         uses = read_utilization(self._nvml, self._gpu_start)
         pids = {use.pid for use in uses if use.smUtil / 100 > MAX_FOREIGN_SHARE}
-        others = max(0, len(pids) - 1)  # one is this process, which in a container has another id
-        return Noise(min(1.0, max(0.0, share)), others, spare)
+        if len(pids) > 1:  # one is this process, which in a container has another id
+            who = "another process" if len(pids) == 2 else f"{len(pids) - 1} other processes"
+            notes.append(f"{who} computed on this GPU")
+        return "; ".join(notes)
 
     def _read_times(self) -> tuple[float, float, float]:
         """Return wall time, busy time of all cores and processor time of this process."""
@@ -127,7 +105,9 @@ class InterleavedTimings:
     """Samples by variant and series, and what else is known of them."""
 
     samples: Samples
-    noise: Noise
+    noise: str
+    """What disturbed them, see `NoiseWatch.read_noise`."""
+
     kernels: dict[str, str]
     """Variant -> the attention kernels that ran in a turn that is not timed."""
 

@@ -217,7 +217,7 @@ class Session:
     @property
     def disturbance(self) -> str:
         """What else used the machine during the first timing that was disturbed; may be empty."""
-        return next((one.noise.note for one in self.timings if one.noise.note), "")
+        return next((one.noise for one in self.timings if one.noise), "")
 
     def make_line(
         self, part: str, metric: str, variant: Variant, value: float | None, unit: str, **more: Any
@@ -252,7 +252,7 @@ class Session:
         which attention kernels ran in it."""
         error = samples.relative_error
         max_error = self.settings.stop_rule.relative_error
-        notes = [timings.noise.note] if timings.noise.note else []
+        notes = [timings.noise] if timings.noise else []
         if error > max_error:
             text = f"relative error {error:.0%}"
             text = text if error < 10 else "too few rounds to know the error"

@@ -37,7 +37,7 @@ def measure_training_rate(experiment: Experiment, threads: int) -> dict[str, Any
     """
     watch = NoiseWatch()
     time.sleep(WATCH_SECONDS)
-    is_scaled = threads > 1 and bool(watch.read_noise().note)
+    is_scaled = threads > 1 and bool(watch.read_noise())
     torch.set_num_threads(1 if is_scaled else threads)
     clock = time.perf_counter if threads > 1 and not is_scaled else time.thread_time
     rate = _measure_rate(experiment, clock) * (threads if is_scaled else 1)

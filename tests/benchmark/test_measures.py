@@ -13,7 +13,7 @@ import torch
 
 from kvlab.benchmark import decode_timing, device_peaks
 from kvlab.benchmark.device_peaks import load_device_peaks
-from kvlab.benchmark.interleaving import Noise, NoiseWatch
+from kvlab.benchmark.interleaving import NoiseWatch
 from kvlab.benchmark.measures import (
     decode_latency,
     decode_memory,
@@ -132,11 +132,12 @@ def test_ceilings_are_measured_once_and_kept(tmp_path, monkeypatch):
     monkeypatch.setattr(device_peaks, "BUFFER_BYTES", {"cpu": 2**22})
     monkeypatch.setattr(device_peaks, "MATRIX_SIDE", {"cpu": 64})
     monkeypatch.setattr(device_peaks, "SECONDS_PER_PEAK", 0.01)
-    monkeypatch.setattr(NoiseWatch, "read_noise", lambda _self: Noise(0.3))
+    busy = "other processes used 30% of this machine's cores"
+    monkeypatch.setattr(NoiseWatch, "read_noise", lambda _self: busy)
     disturbed = load_device_peaks(torch.device("cpu"), "float32")
-    assert disturbed.disturbance == "other processes used 30% of this machine's cores"
+    assert disturbed.disturbance == busy
     assert not (tmp_path / "ceilings").exists(), "what was measured on a busy machine is not kept"
-    monkeypatch.setattr(NoiseWatch, "read_noise", lambda _self: Noise(0.0))
+    monkeypatch.setattr(NoiseWatch, "read_noise", lambda _self: "")
     first = load_device_peaks(torch.device("cpu"), "float32")
     assert first.bandwidth > 1e8
     assert first.flops > 1e6

@@ -10,7 +10,7 @@ import pynvml
 import pytest
 import torch
 
-from kvlab.benchmark.interleaving import Noise, NoiseWatch
+from kvlab.benchmark.interleaving import NoiseWatch
 from kvlab.errors import ResourceError, UsageError
 from kvlab.fs.atomic_files import write_json
 from kvlab.fs.sealed_files import read_sealed_json, write_sealed_json
@@ -119,7 +119,7 @@ def test_on_a_busy_machine_the_rate_is_that_of_one_thread(tmp_path, monkeypatch)
     monkeypatch.setattr(torch, "set_num_threads", set_threads.append)
     monkeypatch.setattr(speed_test, "WATCH_SECONDS", 0.0)
     monkeypatch.setattr(speed_test, "_measure_rate", lambda _, clock: {thread_time: 5.0}[clock])
-    monkeypatch.setattr(NoiseWatch, "read_noise", lambda _: Noise(0.9))
+    monkeypatch.setattr(NoiseWatch, "read_noise", lambda _: "busy")
     found = speed_test.measure_training_rate(short_training, 4)
     assert (found, set_threads) == ({"flops_per_second": 20.0, "is_scaled": True}, [1])
 
