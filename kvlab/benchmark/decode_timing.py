@@ -5,9 +5,8 @@ the program.
 """
 
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from itertools import pairwise
-from typing import TypeVar
 
 import torch
 from torch import Tensor
@@ -19,8 +18,6 @@ from kvlab.model.generate import Decoder, EagerDecoder, make_decoder, prefill
 PROMPT_SEED = 0
 
 PREPARATION_NOTE = "compilation, warm-ups, capture and first replay of the step, in no other time"
-
-T = TypeVar("T")
 
 
 class DeviceClock:
@@ -52,20 +49,20 @@ class DeviceClock:
         return [second - first for first, second in pairwise(self._times)]
 
 
-def time_preparation(prepare: Callable[[], T], device: torch.device) -> tuple[T, float]:
-    """Return what ``prepare`` returns, and the seconds that it took, from an idle device.
+def time_preparation(model: GPT, cache: KVCache) -> tuple[Decoder, float]:
+    """Return the step of `make_decoder`, and the seconds that it took, from an idle device.
 
     On CPU an eager step needs no preparation, and the seconds are 0.
     """
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
+    is_cuda = model.device.type == "cuda"
+    if is_cuda:
+        torch.cuda.synchronize(model.device)
     start = time.perf_counter()
-    prepared = prepare()
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
-    elif isinstance(prepared, EagerDecoder):
-        return prepared, 0.0
-    return prepared, time.perf_counter() - start
+    step = make_decoder(model, cache)
+    if is_cuda:
+        torch.cuda.synchronize(model.device)
+    is_free = not is_cuda and isinstance(step, EagerDecoder)
+    return step, 0.0 if is_free else time.perf_counter() - start
 
 
 @torch.inference_mode()
@@ -118,10 +115,8 @@ class DecodeRun:
         step = self._step
         if step is None:
             self.cache.reset()
-            prepared, self.preparation = time_preparation(
-                lambda: make_decoder(self.model, self.cache), self.model.device
-            )
-            step = self._step = prepared
+            step, self.preparation = time_preparation(self.model, self.cache)
+            self._step = step
             held = range(self._prompt.shape[1], self.cache.max_length)
             self.read_slots = _mean(map(step.count_read_slots, held))
             self.used_slots = _mean(self.cache.count_read_slots(tokens + 1) for tokens in held)

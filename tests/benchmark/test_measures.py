@@ -26,7 +26,7 @@ from kvlab.benchmark.session import Variant
 from kvlab.errors import DataError
 from kvlab.layout.roofline_model import DevicePeaks
 from kvlab.model import GPT
-from kvlab.model.generate import EagerDecoder
+from kvlab.model.generate import make_decoder
 from kvlab.spec import ModelConfig, ServingConfig
 from tests.benchmark.sessions import PEAKS, SHAPE, lines_by_metric, make_session
 
@@ -154,6 +154,10 @@ def test_ceilings_are_measured_once_and_kept(tmp_path, monkeypatch):
     assert load_device_peaks(torch.device("cpu"), "float32", remeasure=True).bandwidth > 1e8
 
 
+def prepare_in_30_seconds(model, cache):
+    return make_decoder(model, cache), 30.0
+
+
 def test_preparing_a_decode_step_takes_no_time_of_the_task(monkeypatch):
     """Of 100 seconds 30 were preparation: they stand in a line of their own."""
     made, notices = make_session(batches=(1,), tokens=[1] * 300)
@@ -161,7 +165,7 @@ def test_preparing_a_decode_step_takes_no_time_of_the_task(monkeypatch):
     made.variants.append(Variant("short", short, ServingConfig()))
     clock = SimpleNamespace(perf_counter=itertools.count(0, 100).__next__)
     monkeypatch.setattr(generation_task, "time", clock)
-    monkeypatch.setattr(generation_task, "time_preparation", lambda make, _device: (make(), 30.0))
+    monkeypatch.setattr(generation_task, "time_preparation", prepare_in_30_seconds)
     monkeypatch.setattr(generation_task, "generate", lambda model, *_, prepare, **__: prepare(
         model, model.new_cache(1, 8)))  # fmt: skip
     lines = lines_by_metric(generation_task.measure(made), "wide", cached=True)
@@ -170,18 +174,19 @@ def test_preparing_a_decode_step_takes_no_time_of_the_task(monkeypatch):
     assert len(notices) == 1, "the short one has no room for the task"
 
 
-def test_an_eager_step_on_cpu_takes_no_preparation():
+def test_an_eager_step_on_cpu_takes_no_preparation(monkeypatch):
     made, _ = make_session()
     model = made.variants[0].model
-    steps = EagerDecoder(model, model.new_cache(1, 4)), object()
-    eager, other = (decode_timing.time_preparation(lambda s=s: s, made.device)[1] for s in steps)
-    assert eager == 0 < other
+    cache = model.new_cache(1, 4)
+    assert decode_timing.time_preparation(model, cache)[1] == 0
+    monkeypatch.setattr(decode_timing, "make_decoder", lambda *_: object())
+    assert decode_timing.time_preparation(model, cache)[1] > 0
 
 
 @pytest.mark.parametrize("measure", [decode_latency, decode_throughput])
 def test_preparing_a_decode_step_is_reported_apart(monkeypatch, measure):
     made, _ = make_session(batches=(2,), contexts=(4,))
-    monkeypatch.setattr(decode_timing, "time_preparation", lambda make, _device: (make(), 30.0))
+    monkeypatch.setattr(decode_timing, "time_preparation", prepare_in_30_seconds)
     line = lines_by_metric(measure.measure(made), "wide", cached=True)["step_preparation"]
     assert (line.value, line.batch_size) == (30.0, 1 if measure is decode_latency else 2)
 

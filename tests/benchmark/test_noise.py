@@ -11,8 +11,8 @@ import psutil
 import pynvml
 import torch
 
-from kvlab.benchmark.device_peaks import needed_cores
 from kvlab.benchmark import interleaving
+from kvlab.benchmark.device_peaks import needed_cores
 from kvlab.benchmark.interleaving import NoiseWatch
 
 

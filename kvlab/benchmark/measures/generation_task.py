@@ -17,7 +17,7 @@ from kvlab.cache import KVCache
 from kvlab.data.tokenizers import load_tokenizer
 from kvlab.errors import DataError
 from kvlab.model import GPT
-from kvlab.model.generate import Decoder, Sampling, generate, make_decoder, prefill
+from kvlab.model.generate import Decoder, Sampling, generate, prefill
 from kvlab.spec.benchmark_config import TASK_PROMPT_TOKENS, TASK_TOKENS
 
 TABLES = (
@@ -74,8 +74,10 @@ def _task_lines(
     session: Session, variants: list[Variant], texts: dict[str, list[int]], batch: int, cached: bool
 ) -> Iterator[Measurement]:
     preparations: dict[str, float] = {}
-    time_task = partial(_time_cached, preparations) if cached else _time_uncached
-    works: dict[str, Work] = {v.name: partial(time_task, v, texts[v.name], batch) for v in variants}
+    works: dict[str, Work] = {v.name: partial(_time_uncached, v) for v in variants}
+    if cached:
+        time_task = partial(_time_cached, batch, preparations)
+        works = {v.name: partial(time_task, v, texts[v.name]) for v in variants}
     session.activity = f"task, batch {batch}"
     timings = session.time_interleaved(works)
     timings.preparations.update(preparations)
@@ -126,7 +128,7 @@ def read_book(path: Path | None, tokenizer: str) -> list[int]:
 
 
 def _time_cached(
-    preparations: dict[str, float], variant: Variant, ids: list[int], batch: int
+    batch: int, preparations: dict[str, float], variant: Variant, ids: list[int]
 ) -> dict[str, list[float]]:
     """Return the seconds of the task, without those that preparing the decode step takes."""
     model, last = variant.model, len(ids) - PROMPT_TOKENS
@@ -135,9 +137,7 @@ def _time_cached(
     prompts = [ids[start : start + PROMPT_TOKENS] for start in starts.tolist()]
 
     def prepare(model: GPT, cache: KVCache) -> Decoder:
-        decoder, preparations[variant.name] = time_preparation(
-            lambda: make_decoder(model, cache), model.device
-        )
+        decoder, preparations[variant.name] = time_preparation(model, cache)
         return decoder
 
     if model.device.type == "cuda":  # the last capture gave the allocator's free memory back
@@ -152,8 +152,8 @@ def _time_cached(
     return {"task": [seconds - preparations[variant.name]]}
 
 
-def _time_uncached(variant: Variant, ids: list[int], batch: int) -> dict[str, list[float]]:
-    del ids, batch  # the time of a full pass does not depend on the text
+def _time_uncached(variant: Variant) -> dict[str, list[float]]:
+    """Return the seconds of the task from those of some steps, whatever the text."""
     steps = [(2 * i + 1) * NEW_TOKENS // (2 * UNCACHED_STEPS) for i in range(UNCACHED_STEPS)]
     seconds = [time_uncached(variant.model, PROMPT_TOKENS + step) for step in steps]
     return {"task": [NEW_TOKENS * sum(seconds) / len(seconds)]}
