@@ -1,1 +1,1 @@
-"""The source `recall`: documents of key and value pairs, and questions about them."""
+"""Tasks of EleutherAI's lm-eval harness, one-shot and through the serving cache."""

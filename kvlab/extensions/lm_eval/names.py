@@ -21,17 +21,13 @@ _UNITS: dict[str, tuple[str, Direction]] = {
 """Units and directions of lm-eval's metrics. Another metric has a score without a direction."""
 
 PREFIX = "lm_eval_"
-_NAME = re.compile(
-    rf"{PREFIX}(?P<task>[a-z0-9_]+?)"
-    rf"(?:_(?P<metric>{'|'.join(sorted(_UNITS, key=len, reverse=True))}))?"
-    r"(?P<served>_served)?"
-)
 
 
 def describe_metric(match: re.Match[str]) -> Metric:
     """Return the metric of a name that the rule of ``metrics.toml`` matches."""
-    found = _NAME.fullmatch(match[0])
-    assert found is not None, "a rule of metrics.toml"
-    unit, better = _UNITS.get(found["metric"] or "", ("score", "neither"))
-    title = " ".join(filter(None, ["lm-eval", found["task"], found["metric"]]))
-    return Metric(f"{title}, served" if found["served"] else title, unit, better)
+    name, served = match["name"], ", served" if match["served"] else ""
+    metric = max((one for one in _UNITS if name.endswith(f"_{one}")), key=len, default=None)
+    if metric is None:
+        return Metric(f"lm-eval {name}{served}", "score")
+    unit, better = _UNITS[metric]
+    return Metric(f"lm-eval {name.removesuffix(f'_{metric}')} {metric}{served}", unit, better)
