@@ -219,6 +219,11 @@ class Plot:
     layers: tuple[Points | Line, ...]
     references: tuple[Reference, ...] = ()
 
+    @property
+    def marks(self) -> list[Point]:
+        """The points of every layer of marks, in the order in which they are drawn."""
+        return [p for layer in self.layers if isinstance(layer, Points) for p in layer.points]
+
 
 @dataclass(frozen=True)
 class Figure:
@@ -375,8 +380,7 @@ def draw_series(number: int, name: str, points: Iterable[Point]) -> Line:
 def describe_points(plot: Plot) -> str:
     """Return in a sentence what marks say on hovering: those of named rows, or with a label."""
     has_names = plot.y.kind == "names"
-    marks = [p for layer in plot.layers if isinstance(layer, Points) for p in layer.points]
-    marks.sort(key=lambda point: point.y if has_names else point.x)
+    marks = sorted(plot.marks, key=lambda point: point.y if has_names else point.x)
     named = (p.tip for p in marks if has_names or p.label)
     return "; ".join(f"{name}: {', '.join(facts)}" for name, *facts in named) + "."
 

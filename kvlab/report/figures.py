@@ -18,7 +18,7 @@ from importlib.resources import as_file, files
 from typing import TYPE_CHECKING, Any
 
 from kvlab.humanize import format_bytes, sanitize_line, sanitize_text
-from kvlab.report.document import DASHES, SERIES, Line, Plot, Point, Points
+from kvlab.report.document import DASHES, SERIES, Line, Plot, Points
 from kvlab.report.formatting import MINUS, format_spread
 
 if TYPE_CHECKING:
@@ -231,17 +231,15 @@ def _draw_labels(axes: "Axes", plot: Plot) -> None:
     size = matplotlib.rcParams["font.size"]
     is_text = matplotlib.rcParams["svg.fonttype"] == "none"  # the page's style gives it a halo
     halo = [] if is_text else [withStroke(linewidth=2, foreground="white")]
-    points = [p for layer in plot.layers if isinstance(layer, Points) for p in layer.points]
+    points = plot.marks
     labels: dict[tuple[float, float], dict[str, None]] = {}
     for point in points:
         if point.label:
             labels.setdefault((point.x, point.y), {})[point.label] = None
     places: Any = axes.transData.transform([(p.x, p.y) for p in points]) if points else []
     taken = [Bbox.from_extents(x - 4, y - 4, x + 4, y + 4) for x, y in places]
-    lines = [
-        Bbox(axes.transData.transform(ends)).padded(1)
-        for ends in _iter_segments(axes, plot, points)
-    ]
+    segments = _iter_segments(axes, plot)
+    lines = [Bbox(axes.transData.transform(ends)).padded(1) for ends in segments]
     for place, names in labels.items():
         text = axes.annotate(
             _join_names(list(names)), place, (0, 0), textcoords="offset points",
@@ -277,14 +275,14 @@ def _join_names(names: list[str]) -> str:
 
 
 def _iter_segments(
-    axes: "Axes", plot: Plot, points: Iterable[Point]
+    axes: "Axes", plot: Plot
 ) -> Iterator[tuple[tuple[float, float], tuple[float, float]]]:
     """Yield the ends of what labels should not cross: lines, error bars, references."""
     for layer in plot.layers:
         if isinstance(layer, Line):
             for one, other in itertools.pairwise(layer.points):
                 yield (one.x, one.y), (other.x, other.y)
-    for point in points:
+    for point in plot.marks:
         if point.x_range:
             yield (point.x_range[0], point.y), (point.x_range[1], point.y)
         if point.y_range:
@@ -406,17 +404,15 @@ def _hover_circles(figure: "Figure", plot: Plot) -> Iterator[str]:
             f' pointer-events="all"{cell}><title>{text}</title></circle>\n'
         )
 
-    lines = [layer.points for layer in plot.layers if isinstance(layer, Line)]
-    for points in lines:
+    for points in (layer.points for layer in plot.layers if isinstance(layer, Line)):
         step = -(-len(points) // _MAX_LINE_TITLES) or 1
         for point in points[::-1][::step]:  # the last one is always there
             if point.tip:
                 yield circle(point.x, point.y, 3, point.tip, point.key)
-    marks = [p for layer in plot.layers if isinstance(layer, Points) for p in layer.points]
-    for point in marks:
+    for point in plot.marks:
         for value in point.seeds:
             x, y = (value, point.y) if is_named else (point.x, value)
             title = (*point.tip[:1], f"one seed: {value:.4g}".replace("-", MINUS))
             yield circle(x, y, _SEED_RADIUS, title)
-    for point in marks:
+    for point in plot.marks:
         yield circle(point.x, point.y, 5, point.tip or (point.label,), point.key)

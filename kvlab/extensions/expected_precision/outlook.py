@@ -13,6 +13,7 @@ from kvlab.cli.shared_arguments import project_path
 from kvlab.errors import StoreError
 from kvlab.extensions.expected_precision import design as designs
 from kvlab.extensions.expected_precision.design import DesignPrecision
+from kvlab.report.formatting import format_ends
 from kvlab.store import Store
 from kvlab.store.metrics import METRICS, collect_metrics
 from kvlab.store.record_forms import refuse_malformed
@@ -96,7 +97,8 @@ class ExpectedPrecision:
         # no level is tested with less than the pooled error
         least = "at least" if len(half_widths) > 1 and not self.design.looks else "about"
         text = f"Precision: at {place}, intervals of trained levels reach {least}"
-        text += f" {_format_range(half_widths)} times the spread between trainings of one cell."
+        times = format_ends(half_widths, _format_number)
+        text += f" {times} times the spread between trainings of one cell."
         cheap, unit = f'"costs less than {margin or 0:g}"', METRICS[self.metric].unit
         if spread is None:
             if margin is not None:
@@ -104,7 +106,7 @@ class ExpectedPrecision:
                 text += f" To show {cheap}, that spread must be below {limit}."
             return text
         where = "this sweep" if spread.sweep == self.sweep else spread.sweep
-        reach = _format_range(width * spread.value for width in half_widths)
+        reach = format_ends((width * spread.value for width in half_widths), _format_number)
         text += f" It is {spread.value:.2g} in {spread.trainings} trainings of {where}:"
         text += f" {least} {reach} {unit}".rstrip()
         if margin is None:
@@ -130,11 +132,6 @@ class ExpectedPrecision:
             return f"{text}, nor at any look before the last; write seeds: {design.looks[-1]}."
         bound = design.with_seeds(looks[-1], looks).look_bounds()[looks[0]]
         return f"{text}; looks: {list(looks)} calls from |t| of {_format_number(bound)}."
-
-
-def _format_range(values: Iterable[float]) -> str:
-    low, *_, high = [_format_number(value) for value in sorted([*values] * 2)]
-    return low if low == high else f"{low} to {high}"
 
 
 def _format_number(value: float) -> str:

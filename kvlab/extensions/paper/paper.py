@@ -26,7 +26,7 @@ from kvlab.own_extensions import find_files, find_member
 from kvlab.report import table_export as tex
 from kvlab.report.document import Document, Plot, Table
 from kvlab.report.figures import draw_plot, figure_style
-from kvlab.report.formatting import difference_unit, display_unit
+from kvlab.report.formatting import difference_unit, display_unit, format_ends
 from kvlab.report.overview import ablation_table
 from kvlab.report.report_files import make_document
 from kvlab.spec.designs import DESIGNS
@@ -373,10 +373,9 @@ def fill_sentence(template: str, fields: Mapping[str, str]) -> str:
 
 def span(values: Iterable[Any]) -> str:
     """Return numbers as LaTeX: one, or the least and the greatest; empty without any."""
-    numbers = sorted({value for value in values if isinstance(value, int | float)})
-    ends = numbers[:1] + numbers[1:][-1:]
-    texts = (f"{end:,}" if isinstance(end, int) else f"{end:g}" for end in ends)
-    return " to ".join(map(tex.escape_latex, texts))
+    numbers = (value for value in values if isinstance(value, int | float))
+    text = format_ends(numbers, lambda end: f"{end:,}" if isinstance(end, int) else f"{end:g}")
+    return tex.escape_latex(text)
 
 
 def join(parts: Iterable[str]) -> str:
