@@ -72,7 +72,6 @@ class Dataset:
         identity: See `kvlab.data.dataset_identity`.
         train: Token ids, shape (tokens,), uint16 or uint32, read-only, mapped from disk.
         validation: As ``train``, of the held-out documents.
-        bytes_per_token: Validation text bytes per validation token, end-of-text included.
         overlap: Share of validation tokens inside an n-gram of the training text, by n.
     """
 
@@ -83,9 +82,6 @@ class Dataset:
     digest: str
     train: npt.NDArray[np.unsignedinteger]
     validation: npt.NDArray[np.unsignedinteger]
-    train_documents: int
-    validation_documents: int
-    bytes_per_token: float
     overlap: dict[int, float]
 
 
@@ -158,15 +154,11 @@ def open_dataset(folder: Path) -> Dataset:
             raise DatasetDamaged(f"{path} is damaged: it does not have its sha256")
         tokens[split] = PartedTokens(path, dtype, mode="r")
         tokens[split].part_tokens = tuple(splits[split].get("parts", ()))
-    held_out = splits["validation"]
     return Dataset(
         folder=folder,
         **{key: manifest[key] for key in ("identity", "tokenizer", "licence", "digest")},
         train=tokens["train"],
         validation=tokens["validation"],
-        train_documents=splits["train"]["documents"],
-        validation_documents=held_out["documents"],
-        bytes_per_token=held_out["text_bytes"] / held_out["tokens"],
         overlap={int(n): share for n, share in manifest.get("overlap", {}).items()},
     )
 

@@ -25,7 +25,7 @@ from kvlab.data.dataset_preparation import (
     list_prepared_datasets,
     prepare_dataset,
 )
-from kvlab.data.shards import verify_dataset
+from kvlab.data.shards import read_manifest, verify_dataset
 from kvlab.data.tokenizers import load_tokenizer
 from kvlab.errors import DataError
 from kvlab.fs.sealed_files import read_sealed_json, write_sealed_json
@@ -69,12 +69,14 @@ def test_every_document_occurs_once_after_an_end_of_text(tmp_path, name):
     dataset = prepare_dataset(config(path, tokenizer=name))
     held_out, train = read_splits(dataset)
     assert sorted([*held_out, *train]) == sorted(texts)
-    assert (dataset.train_documents, dataset.validation_documents) == (len(train), len(held_out))
+    splits = read_manifest(dataset.folder)["splits"]
+    assert splits["train"]["documents"] == len(train)
+    assert splits["validation"]["documents"] == len(held_out)
     assert dataset.train.dtype == dataset.validation.dtype == np.uint16
     assert dataset.train.ndim == 1
     assert (dataset.train == load_tokenizer(name).end_of_text).sum() == len(train)
     text_bytes = sum(len(text.encode()) for text in held_out)
-    assert dataset.bytes_per_token == text_bytes / len(dataset.validation)
+    assert splits["validation"]["text_bytes"] == text_bytes
     for texts in (held_out, train):
         hashes = [hashlib.sha256(text.encode()).digest()[8:16] for text in texts]
         assert hashes == sorted(hashes)

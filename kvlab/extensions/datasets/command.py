@@ -82,11 +82,12 @@ def _run_prepare(options: argparse.Namespace) -> None:
     for line in read_dataset_facts(dataset.folder).warnings:
         _print_progress(f"warning: {line}")
     manifest = {**read_manifest(dataset.folder), "licence": dataset.licence}
+    train, held_out = manifest["splits"]["train"], manifest["splits"]["validation"]
     lines = [
         f"{dataset.folder}",
-        f"train      {len(dataset.train):,} tokens, {dataset.train_documents:,} documents",
-        f"held out   {len(dataset.validation):,} tokens,"
-        f" {dataset.validation_documents:,} documents, {dataset.bytes_per_token:.3f} bytes a token",
+        f"train      {train['tokens']:,} tokens, {train['documents']:,} documents",
+        f"held out   {held_out['tokens']:,} tokens, {held_out['documents']:,} documents,"
+        f" {held_out['text_bytes'] / held_out['tokens']:.3f} bytes a token",
         f"left out   {manifest['repeated_documents']:,} copies and near-duplicates,"
         f" {manifest['shared_documents']:,} held-out documents with passages of the training text",
         "overlap    of the held-out tokens "
