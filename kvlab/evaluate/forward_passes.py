@@ -49,14 +49,14 @@ CACHE_BYTES = {"cpu": 2**30, "cuda": 8 * 2**30}
 
 def pass_rows(model: GPT, length: int) -> int:
     """Return the rows of ``length`` tokens in one forward pass."""
-    return max(1, _for_device(PASS_TOKENS, model) // length)
+    return max(1, PASS_TOKENS[model.device.type] // length)
 
 
 def decode_rows(model: GPT, length: int, serving: ServingConfig | None) -> int:
     """Return the rows of up to ``length`` tokens that are decoded side by side."""
     row_bytes = KVLayout.of(model.config, serving).stored_bytes(1, length, model.dtype_name)
-    fitting = _for_device(CACHE_BYTES, model) // row_bytes
-    return max(1, min(_for_device(DECODE_ROWS, model), fitting))
+    fitting = CACHE_BYTES[model.device.type] // row_bytes
+    return max(1, min(DECODE_ROWS[model.device.type], fitting))
 
 
 def batch_rows(model: GPT, length: int, serving: ServingConfig | None) -> int:
@@ -182,7 +182,3 @@ def document_spans(x: Tensor, document_start: int | None) -> Iterator[tuple[int,
         inner = (position for position, starts in enumerate(is_start) if starts and position)
         for start, end in pairwise([0, *inner, len(is_start)]):
             yield row, start, end
-
-
-def _for_device(table: dict[str, int], model: GPT) -> int:
-    return table.get(model.device.type, table["cuda"])

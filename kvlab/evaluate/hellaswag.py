@@ -35,7 +35,6 @@ def score_hellaswag(
     tokenizer: Tokenizer,
     serving: ServingConfig | None = None,
     part: Part = SILENT,
-    conventions: Sequence[str] = tuple(CONVENTIONS),
 ) -> list[dict[str, Any]]:
     """Return one record per item, in their order.
 
@@ -43,7 +42,6 @@ def score_hellaswag(
         serving: score a second time, token by token through this cache. None: do not.
         part: advanced by the endings that are newly scored. In total there are items x 4 endings
             x conventions x scoring modes.
-        conventions: names of the `CONVENTIONS` to score.
 
     Returns:
         ``{"ind", "label", "completion": {...}, "lmeval": {...}}``. A convention holds
@@ -54,14 +52,14 @@ def score_hellaswag(
     """
     block_size = model.config.block_size
     questions = [
-        _make_question(item, name, tokenizer, block_size) for name in conventions for item in items
+        _make_question(item, name, tokenizer, block_size) for name in CONVENTIONS for item in items
     ]
     groups = [group for own, _, _ in questions for group in own]
     scores = {"one_shot": iter(score_continuations(model, groups, None, part))}
     if serving is not None:
         scores["served"] = iter(score_continuations(model, groups, serving, part))
     records: list[dict[str, Any]] = [{"ind": item.ind, "label": item.label} for item in items]
-    keys = [(record, name) for name in conventions for record in records]
+    keys = [(record, name) for name in CONVENTIONS for record in records]
     for (record, name), (own, divisors, is_shortened) in zip(keys, questions, strict=True):
         record[name] = {"shortened": is_shortened, "divisors": divisors}
         for mode, by_group in scores.items():

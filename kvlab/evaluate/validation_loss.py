@@ -4,9 +4,8 @@
 the dtype costs. The same windows are scored one-shot and token by token through the serving cache.
 Two means of the loss may agree while the predictions differ, so the distributions are compared as
 well, at every token: by the Kullback-Leibler divergence KL(one-shot || served), and by whether the
-likeliest token
-is another. That is how quantized models are compared with their originals (Dutta et al.,
-arXiv 2407.09141).
+likeliest token is another. That is how quantized models are compared with their originals (Dutta
+et al., arXiv 2407.09141).
 
 Where the cache stores K and V in another dtype than the model's, the windows are decoded once more,
 through a cache that differs from the serving cache only in dtype. The cost of tying is therefore
@@ -275,8 +274,8 @@ def kl_divergence(logits: Tensor, change: Tensor) -> Tensor:
 
 def _chunks(states: Tensor) -> Iterator[Tensor]:
     """Yield residual streams (N, E) of so many tokens that their logits may exist four times."""
-    size = LOSS_CHUNK_TOKENS.get(states.device.type, LOSS_CHUNK_TOKENS["cuda"])
-    yield from torch.split(states.flatten(0, -2), size // 4)
+    size = LOSS_CHUNK_TOKENS[states.device.type] // 4
+    yield from torch.split(states.flatten(0, -2), size)
 
 
 def _to_numpy(values: Any) -> Floats:

@@ -45,7 +45,7 @@ def test_our_evaluation_and_our_model_inside_lm_eval_predict_the_same(model, tas
     theirs = reference.samples(lm, task)
     predictions = [reference.prediction(sample) for sample in theirs]
     assert len(set(predictions)) > 2, "not all alike"
-    records = score_hellaswag(model, ITEMS, load_tokenizer("gpt2"), conventions=("lmeval",))
+    records = score_hellaswag(model, ITEMS, load_tokenizer("gpt2"))
     scored = [record["lmeval"]["one_shot"] for record in records]
     scores = {"ours": [one["scores"] for one in scored]}
     assert [(one["prediction"], one["prediction_norm"]) for one in scored] == predictions
