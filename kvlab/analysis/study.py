@@ -154,6 +154,13 @@ class Study:
         return bool(trainings) and all(untrained)
 
     @cached_property
+    def is_given(self) -> bool:
+        """Whether all weights are those of checkpoints, and nothing was trained."""
+        trainings = [row.record["experiment"].get("training", {}) for row in self.done_rows]
+        given = (one.get("tokens") == 0 and one.get("init_from") for one in trainings)
+        return bool(trainings) and all(given)
+
+    @cached_property
     def status_counts(self) -> Counter[str]:
         return Counter(row.status for row in self.rows)
 
@@ -326,9 +333,15 @@ class Study:
         return measure_seed_effect([by_seed for by_seed in values if by_seed])
 
     @cached_property
+    def scores_parts(self) -> bool:
+        """Whether every seed has scored a text of its own (`evaluation.text_parts`)."""
+        scored = [row.record["experiment"].get("evaluation", {}) for row in self.done_rows]
+        return bool(scored) and all(one.get("text_parts") for one in scored)
+
+    @cached_property
     def wrong_trainings(self) -> dict[str, float]:
         """The trainings that went wrong, by id; see `kvlab.analysis.divergence`."""
-        if self.search is not None:
+        if self.search is not None or self.scores_parts:  # texts differ in how hard they are
             return {}
         metric = self.primary_metric
         share = metric.removesuffix("_served") if METRICS[metric].is_share else None

@@ -285,6 +285,28 @@ def spread_documents(
     return ScoredText(stream, firsts, block_size, repeated, documents)
 
 
+def take_documents(tokens: Tokens, part: int, parts: int, end_of_text: int) -> Tokens:
+    """Return the documents of one of ``parts`` stretches of a text, about equally long.
+
+    Raises:
+        DataError: the text has too few documents, or there is no such part.
+    """
+    starts = np.flatnonzero(tokens == end_of_text)
+    name = f"evaluation.text_parts = {parts}"
+    if len(starts) < parts:
+        text = f"the text has {len(starts)} held-out documents, fewer than {name}"
+        raise DataError(f"{text}; lower it, or raise data.validation_fraction")
+    if part >= parts:
+        raise DataError(f"there is no part {part} of {name}; use seeds 0 to {parts - 1}")
+    cuts = [0]
+    for number in range(1, parts):
+        nearest = int(np.abs(starts - number * len(tokens) / parts).argmin())
+        cuts.append(min(max(nearest, cuts[-1] + 1), len(starts) - parts + number))
+    ends = [*starts[cuts[1:]].tolist(), len(tokens)]
+    own: Tokens = tokens[int(starts[cuts[part]]) : ends[part]]
+    return own
+
+
 def spread_indices(count: int, total: int) -> IndexArray:
     """Return ``count`` different, evenly spaced numbers of ``range(total)``."""
     return np.arange(count, dtype=np.int64) * total // count

@@ -25,7 +25,7 @@ _LOCATED_DTYPE = np.dtype([*DOCUMENT_DTYPE.descr, ("piece", "<u4"), ("start", "<
 _CHUNK_TOKENS = 16_000_000
 _SCAN_TOKENS = 100_000
 _FEWEST_GROUPS = 4
-_MANIFEST_SETTINGS = ("tokenizer", "vocab_size", "max_bytes", "max_tokens", "validation_fraction")
+_MANIFEST_SETTINGS = ("vocab_size", "max_bytes", "max_tokens", "validation_fraction")
 _BOUNDARIES = [
     re.compile(pattern) for pattern in (rb"\n[ \t]*\n+", rb"\n", rb"[ \t]+", rb"(?=[^\x80-\xbf])")
 ]
@@ -182,7 +182,7 @@ def write_dataset(
     except OSError as error:
         raise explain_full_disk(folder, error) from None
     validation = np.memmap(folder / "validation.bin", dtype, mode="r")
-    scale = 4 if data.ranks == 256 else 1  # tokens are bytes
+    scale = 4 if data.vocabulary.size == 257 else 1  # tokens are bytes
     overlap = {
         str(length): deduplication.measure_overlap(validation, train, length, threads)
         for length in (scale * length for length in deduplication.OVERLAP_LENGTHS)
@@ -230,6 +230,7 @@ def write_manifest(
         "schema": DATASET_SCHEMA,
         "identity": identity,
         "source": str(data.source),
+        "tokenizer": data.tokenizer_identity,
         **{key: getattr(data, key) for key in _MANIFEST_SETTINGS},
         "dtype": np.dtype(token_pieces.token_dtype(data.vocab_size)).str,
         "splits": splits,

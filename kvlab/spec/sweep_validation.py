@@ -114,6 +114,7 @@ def find_cell_problems(sweep: "Sweep") -> Iterator[Problem]:
     for cell in sweep.cells():
         problems = (
             *_find_source_problems(sweep, cell, cells),
+            *_find_text_problems(cell),
             *find_file_problems(cell.experiment),
         )
         for field, message in problems:
@@ -121,6 +122,19 @@ def find_cell_problems(sweep: "Sweep") -> Iterator[Problem]:
             yield sweep.locate(FieldError(path, f"{field}{message}"), cell.levels)
         for find in find_members("cell_problems").values():
             yield from find(sweep, cell)
+
+
+def _find_text_problems(cell: "Cell") -> Problems:
+    """Yield why the seeds of a cell do not score texts of their own."""
+    training, most = cell.experiment.training, max(cell.seeds)
+    parts = cell.experiment.evaluation.text_parts
+    if parts is not None and most >= parts:
+        text = f" = {parts} has no part for seed {most}; use {most + 1} or more"
+        yield "evaluation.text_parts", text
+    is_given = isinstance(training.init_from, str) and not training.tokens
+    if is_given and parts is None and len(cell.seeds) > 1:
+        text = " = 0 trains nothing, so all seeds measure the same; give one seed, or"
+        yield "training.tokens", f"{text} evaluation.text_parts"
 
 
 def _find_source_problems(

@@ -106,6 +106,9 @@ def describe_experiment(experiment: Experiment) -> dict[str, Any]:
     """Return the configuration as plain data, with absolute paths cut to their last name."""
     facts = experiment.model_dump(mode="json")
     facts["data"]["paths"] = [_drop_absolute_folder(path) for path in experiment.data.paths]
+    if experiment.data.has_checkpoint_tokenizer:
+        name = _drop_absolute_folder(experiment.data.tokenizer)
+        facts["data"]["tokenizer"] = name if "/" in name else f"./{name}"
     init_from = experiment.training.init_from
     if isinstance(init_from, str):
         facts["training"]["init_from"] = _drop_absolute_folder(init_from)

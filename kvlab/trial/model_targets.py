@@ -16,6 +16,7 @@ from kvlab.spec.experiment import ServedModel
 from kvlab.spec.extension_files import offer_extensions
 from kvlab.spec.overrides import apply_patch
 from kvlab.spec.presets import PRESETS
+from kvlab.spec.training_config import find_checkpoint_tool
 from kvlab.spec.validation_errors import list_field_errors
 from kvlab.store import Store
 from kvlab.store.record_forms import refuse_malformed
@@ -64,7 +65,11 @@ def open_model(target: str, store: Store, *, random_weights: bool = False) -> Op
         return open_trial(target, store)
     else:
         raise UsageError(f"{target} is no trial, folder or preset; presets: {', '.join(PRESETS)}")
-    return OpenedModel(target, model, ServingConfig(), guess_tokenizer(model.config))
+    tokenizer = guess_tokenizer(model.config)
+    if tokenizer is None and not random_weights:
+        name = str(Path(target).resolve()) if Path(target).is_dir() else target
+        tokenizer = name if find_checkpoint_tool("has_tokenizer")(name) else None
+    return OpenedModel(target, model, ServingConfig(), tokenizer)
 
 
 def open_trial(prefix: str, store: Store) -> OpenedModel:

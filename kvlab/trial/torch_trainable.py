@@ -18,7 +18,7 @@ from kvlab.data.data_dir import get_data_dir
 from kvlab.data.dataset_preparation import prepare_dataset
 from kvlab.errors import DataError, RecordDamaged, ResourceError
 from kvlab.evaluate import evaluate
-from kvlab.evaluate.evaluation import select_scored_text
+from kvlab.evaluate.evaluation import select_held_out, select_scored_text
 from kvlab.fs.lease import Fence
 from kvlab.layout.gpu_sharing import allocator_share, start_mps
 from kvlab.model import GPT
@@ -62,7 +62,8 @@ class TorchTrainable:
             text = f"the text of data.source = {data.source} is not what was planned"
             raise DataError(f"{text} ({digest[:12]}, not {trial.data_identity[:12]})")
         # the driver has checked the counts of tokens; whole documents are known only here
-        select_scored_text(self._dataset.validation, self._experiment)
+        held_out = select_held_out(self._dataset, self._experiment, trial.seed)
+        select_scored_text(held_out, self._experiment)
 
     def train(self, directory: Path, should_stop: Callable[[], bool], fence: Fence) -> None:
         trial, report = self._trial, self._report
@@ -85,13 +86,15 @@ class TorchTrainable:
         METRICS.offer(file.text for file in experiment.extensions)
         with kept.open(self._machine) as done:
             evaluation = evaluate(
-                model, dataset, experiment, device=self._device, on_progress=report, kept=done
-            )
+                model, dataset, experiment, seed=self._trial.seed, device=self._device,
+                on_progress=report, kept=done,
+            )  # fmt: skip
         speed, machine = self._benchmark(model)
         measurements = {**evaluation.measurements, **speed.measurements}
         record = {**training.as_dict(), "start": initial.read_initialization_record(directory)}
         if record["steps"]:  # tables of the text that was trained on, scored as the one-shot loss
-            scored, _ = select_scored_text(dataset.validation, experiment)
+            held_out = select_held_out(dataset, experiment, self._trial.seed)
+            scored, _ = select_scored_text(held_out, experiment)
             tokens = experiment.training.steps * experiment.training.batch_tokens
             measurements |= score_tables(
                 dataset.train,

@@ -13,6 +13,7 @@ from kvlab.data.batches import (
     spread_documents,
     spread_indices,
     spread_windows,
+    take_documents,
     window_starts,
 )
 from kvlab.data.bigram_table import score_tables
@@ -135,6 +136,27 @@ def test_every_tokenizer_and_block_size_scores_the_same_documents(target_bytes):
     chosen = sorted(expected)
     largest_gap = max(np.diff([0, *chosen, 59]))
     assert largest_gap <= 4 * 60 / len(chosen), "spread over the text"
+
+
+@given(st.lists(st.integers(1, 9), min_size=2, max_size=40), st.integers(2, 9), st.data())
+def test_parts_of_a_text_are_its_documents_each_once(lengths, parts, data):
+    text = np.concatenate([[7, *range(100, 99 + length)] for length in lengths])
+    if len(lengths) < parts:
+        with pytest.raises(DataError, match="fewer than evaluation.text_parts"):
+            take_documents(text, 0, parts, 7)
+        return
+    own = [take_documents(text, part, parts, 7) for part in range(parts)]
+    assert np.array_equal(np.concatenate(own), text)
+    assert all(one[0] == 7 for one in own)
+    longest = max(lengths)
+    part = data.draw(st.integers(0, parts - 1))
+    if longest * parts < len(text):  # else a document is longer than a part
+        assert abs(len(own[part]) - len(text) / parts) <= longest
+
+
+def test_a_seed_without_a_part_is_refused():
+    with pytest.raises(DataError, match="no part 2 of evaluation.text_parts = 2; use seeds 0 to 1"):
+        take_documents(np.array([7, 1, 7, 2]), 2, 2, 7)
 
 
 def test_more_bytes_than_there_are_or_than_a_window_are_refused():

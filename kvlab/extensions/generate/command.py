@@ -90,7 +90,7 @@ class TextInterface:
         self.tokenizer = load_tokenizer(name) if name else None
         self.prompts = [parse_token_ids(text) for text in options.prompt_ids]
         if options.prompt and self.tokenizer is None:
-            raise UsageError(f"{options.target} has a tokenizer of its own; use --prompt-ids")
+            raise UsageError(f"{options.target} has no tokenizer.json; use --prompt-ids")
         if self.tokenizer is not None:
             self.prompts += map(self.encode, options.prompt)
         if not self.prompts or not all(self.prompts):

@@ -16,7 +16,7 @@ from kvlab.spec.spec_model import FieldMessage
 
 _WEIGHTS = 10**6
 
-_OF_ONE_TEXT = ("loss_bytes", "positions", "needle")
+_OF_ONE_TEXT = ("loss_bytes", "positions", "needle", "text_parts")
 """Keys of `evaluation` that read held-out text in other windows than those of the mix."""
 
 
@@ -25,12 +25,12 @@ def divide(data: DataConfig) -> tuple[TextPart, ...]:
     shares = MixFields.of(data).mix
     if shares is None:
         return (TextPart(data),)
-    parts, free_id = [], data.ranks + 1
+    parts, free_id = [], data.vocabulary.size
     for source in sorted(shares, key=lambda name: (SOURCES[name].options is not None, name)):
         own = select_source(data, source)
         weight = max(1, round(_WEIGHTS * shares[source]))
         parts.append(TextPart(own, weight, 0 if own.symbol_options is None else free_id))
-        free_id += 0 if own.symbol_options is None else own.ranks + 1
+        free_id += 0 if own.symbol_options is None else own.vocabulary.size
     return tuple(parts)
 
 

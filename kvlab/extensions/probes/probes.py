@@ -59,7 +59,8 @@ def measure_probes(
     model: GPT, validation: Tokens, experiment: Experiment, start_part: StartPart
 ) -> Evaluation:
     """Measure the probes of an experiment, see `kvlab.evaluate.evaluation.measure_extensions`."""
-    asked, vocabulary = ProbeFields.of(experiment.evaluation), experiment.data.ranks
+    asked = ProbeFields.of(experiment.evaluation)
+    vocabulary = experiment.data.vocabulary.size - 1  # without the end of text of kvlab's own
     scorings, found = list_scorings(experiment), Evaluation({})
     if asked.recall:
         rows = make_recall_rows(asked.recall, model.config.block_size, vocabulary)

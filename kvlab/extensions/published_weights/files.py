@@ -12,7 +12,10 @@ from kvlab.errors import DataError, PretrainedError
 from kvlab.fs.atomic_files import parse_json, read_regular
 from kvlab.humanize import summarize_error
 
-DOWNLOAD_PATTERNS = ["config.json", "*.safetensors", "*.safetensors.index.json"]
+DOWNLOAD_PATTERNS = [
+    "config.json", "*.safetensors", "*.safetensors.index.json", "tokenizer.json",
+    "tokenizer_config.json",
+]  # fmt: skip
 
 MAX_CONFIG_BYTES = 1_000_000
 
@@ -88,21 +91,36 @@ def read_checkpoint_config(folder: Path) -> dict[str, Any]:
     Raises:
         PretrainedError: It is missing, is no JSON object, or names code of the checkpoint.
     """
-    path = folder / "config.json"
     try:
-        data = read_regular(path, MAX_CONFIG_BYTES + 1)
-        if len(data) > MAX_CONFIG_BYTES:
-            raise ValueError(f"it is larger than {MAX_CONFIG_BYTES:,} bytes")
-        config = parse_json(data)
-        if not isinstance(config, dict):
-            raise ValueError("it is no object of settings")
+        config = read_checkpoint_json(folder, "config.json", MAX_CONFIG_BYTES)
     except FileNotFoundError:
         text = f"{folder} is no checkpoint: it has no config.json"
         raise PretrainedError(f"{text}; name a folder in Hugging Face's form") from None
+    if "auto_map" in config:
+        text = "auto_map names code of the checkpoint, which kvlab never runs; remove auto_map"
+        hint = "if its model is a plain one of its model_type"
+        raise PretrainedError(f"{folder}/config.json: {text} {hint}")
+    return config
+
+
+def read_checkpoint_json(folder: Path, name: str, limit: int) -> dict[str, Any]:
+    """Return the settings of a JSON file of a checkpoint, of at most ``limit`` bytes.
+
+    Raises:
+        PretrainedError: It cannot be read, or is no JSON object.
+        FileNotFoundError: It is missing.
+    """
+    path = folder / name
+    try:
+        data = read_regular(path, limit + 1)
+        if len(data) > limit:
+            raise ValueError(f"it is larger than {limit:,} bytes")
+        settings = parse_json(data)
+        if not isinstance(settings, dict):
+            raise ValueError("it is no object of settings")
+    except FileNotFoundError:
+        raise
     except (OSError, ValueError) as error:
         reason = getattr(error, "strerror", None) or summarize_error(error)
         raise PretrainedError(f"{path} cannot be read: {reason}") from None
-    if "auto_map" in config:
-        text = "auto_map names code of the checkpoint, which kvlab never runs; remove auto_map"
-        raise PretrainedError(f"{path}: {text} if its model is a plain one of its model_type")
-    return config
+    return settings

@@ -3,7 +3,7 @@
 from kvlab.own_extensions import CommandPart, Parts
 
 _SUMMARY = "write the model of a trial as a Hugging Face folder"
-_CODE = (".architectures", ".conversion", ".deepseek", ".files", ".pretrained")
+_CODE = (".architectures", ".conversion", ".deepseek", ".files", ".pretrained", ".tokenizer")
 
 PARTS = Parts(
     members={
@@ -11,6 +11,10 @@ PARTS = Parts(
             "load": ".pretrained:load_pretrained",
             "save": ".pretrained:save_pretrained",
             "identify": ".files:identify_checkpoint",
+            "tokenizer": ".tokenizer:load_checkpoint_tokenizer",
+            "has_tokenizer": ".tokenizer:has_tokenizer",
+            "vocabulary": ".tokenizer:find_vocabulary",
+            "identify_tokenizer": ".tokenizer:identify_tokenizer",
         }
     },
     commands=(CommandPart("export", "bench", _SUMMARY),),

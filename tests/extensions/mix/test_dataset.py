@@ -121,7 +121,7 @@ def test_windows_are_divided_by_shares_wherever_one_begins(weights, first, count
 @pytest.mark.parametrize("share", [0.125, 0.3])
 def test_batches_have_their_shares_and_targets(paths, share):
     of = experiment(paths, share)
-    data, ranks = prepare_dataset(of.data, workers=1), of.data.ranks
+    data, ranks = prepare_dataset(of.data, workers=1), of.data.vocabulary.end_of_text
     rows = {0: 0, 1: 0}
     answers = of.data.recall.target_ids
     stream = data.train[: data.train.part_tokens[0]].astype(int).tobytes()

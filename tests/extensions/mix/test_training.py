@@ -28,7 +28,7 @@ def paths(tmp_path):
 
 def plain_losses(model, data, of, starts):
     """Return the nats of each source's targets, in PyTorch's own words."""
-    nats, first = {"files": [], "recall": []}, of.data.ranks + 1
+    nats, first = {"files": [], "recall": []}, of.data.vocabulary.size
     answers = of.data.recall.target_ids
     block = of.model.block_size
     for start in starts:
@@ -74,7 +74,7 @@ def test_recall_is_that_of_its_own_windows(paths):
     of = experiment(paths, share=0.5)
     data, model = prepare_dataset(of.data, workers=1), random_model(of.model)
     _, served = select_scored_text(data.validation, of)
-    first, right, near = of.data.ranks + 1, [], []
+    first, right, near = of.data.vocabulary.size, [], []
     for start in served.starts[served.window_parts == 1].tolist():
         row = data.validation[start : start + LENGTH].astype(int)
         shown, asked = read_document(of.data.recall, (row[1:] - first).tolist())

@@ -124,7 +124,7 @@ def test_a_text_is_made_of_whole_documents_and_splits_share_none():
         split[:].reshape(-1, length).astype(int) for split in (dataset.train, dataset.validation)
     ]
     for split in splits:
-        assert (split[:, 0] == of.data.ranks).all()
+        assert (split[:, 0] == of.data.vocabulary.end_of_text).all()
         for row in split.tolist():
             read_document(config, row[1:])
     train, held_out = ({tuple(row) for row in split.tolist()} for split in splits)

@@ -29,7 +29,7 @@ def text(of, count=120):
     """Documents of one number of pairs, each after an end of text."""
     config = of.data.recall
     rows = write_tokens(config, draw_documents(config, config.pairs[-1], 0, count))
-    tokens = np.insert(rows, 0, of.data.ranks, 1).ravel().astype(np.uint16)
+    tokens = np.insert(rows, 0, of.data.vocabulary.end_of_text, 1).ravel().astype(np.uint16)
     return SimpleNamespace(train=tokens, validation=tokens)
 
 
@@ -75,7 +75,7 @@ def test_loss_and_gradient_of_a_step_are_the_mean_over_its_answers(make_text, ro
 
 def test_a_batch_without_answers_has_no_gradient():
     of = experiment()
-    tokens = np.full(500, of.data.ranks, np.uint16)
+    tokens = np.full(500, of.data.vocabulary.end_of_text, np.uint16)
     data = SimpleNamespace(train=tokens, validation=tokens)
     stepper = TrainStepper(GPT(of.model, seed=0), data, of, seed=0)
     assert float(stepper.accumulate_gradient(0)) == 0.0
@@ -95,7 +95,7 @@ def test_windows_begin_with_documents(documents):
             data.train, seed=3, step=step, batch_size=4, block_size=of.model.block_size,
             parts=[part],
         )  # fmt: skip
-        assert (x[:, ::length] == of.data.ranks).all()
+        assert (x[:, ::length] == of.data.vocabulary.end_of_text).all()
         assert (y[:, :-1] == x[:, 1:]).all()
         seen |= {row.tobytes() for row in x}
     assert len(seen) >= 117 / documents, "in an epoch all but one window is read"
