@@ -71,9 +71,12 @@ def _check_sweep(path: Path, scale: str) -> Iterator[str]:
     except KvlabError as error:
         yield str(error)
         return
-    paths = {path for cell in sweep.cells() for path in cell.experiment.data.paths}
+    experiments = [cell.experiment for cell in sweep.cells()]
+    paths = {path for one in experiments for path in one.data.paths}
+    weights = {one.training.init_from for one in experiments}
+    paths |= {path for path in weights if isinstance(path, str) and os.path.isabs(path)}
     if not all(map(os.path.exists, paths)):
-        return  # text that a person brings
+        return  # text or weights that a person brings
     with redirect_stdout(io.StringIO()):
         code = kvlab(["plan", str(path), "--scale", scale, "--json", "--rate", "1e12"])
     if code:
