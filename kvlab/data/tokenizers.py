@@ -17,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from kvlab.errors import DataError, PretrainedError
-from kvlab.spec.training_config import find_checkpoint_tool
+from kvlab.spec.checkpoint_tools import find_checkpoint_tool
 
 END_OF_TEXT = "<|endoftext|>"
 GPT2_RANKS = 50256

@@ -326,12 +326,13 @@ class EvaluationPart(Part):
         self._note, self._total, self._on_progress, self._kept = note, total, on_progress, kept
         self._done, self._passes, self._reported_at = 0, 0, float("-inf")
 
-    def advance(self, count: int) -> None:
+    def advance(self, count: int, place: str = "") -> None:
         self._done += count
         now = time.monotonic()
         if self._on_progress is not None and now - self._reported_at >= REPORT_SECONDS:
             self._reported_at = now
-            state = {"stage": "evaluation", "note": self._note}
+            note = f"{self._note}, {place}" if place else self._note
+            state = {"stage": "evaluation", "note": note}
             self._on_progress({**state, "step": self._done, "steps": self._total})
 
     def keep(

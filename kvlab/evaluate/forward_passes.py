@@ -25,8 +25,8 @@ Batch = TypeVar("Batch")
 class Part:
     """One part of an evaluation. This one reports no progress and keeps no results."""
 
-    def advance(self, count: int) -> None:
-        """Add tokens or continuations to those that are done; possibly 0."""
+    def advance(self, count: int, place: str = "") -> None:
+        """Add tokens or continuations to those that are done; possibly 0, at a place between."""
 
     def keep(
         self, compute: Callable[[Batch], Arrays], batches: Iterable[Batch]
@@ -75,7 +75,7 @@ def hidden_states(
 
     Args:
         serving: feed each token alone through a new cache of this kind. None: one-shot.
-        part: advanced by 0 after every decoded token.
+        part: advanced by 0 after every decoded token, with its place.
         document_start: the token that begins a document. Documents do not attend to each other;
             when served, each has a row of the cache to itself. None: each row is one document.
     """
@@ -100,9 +100,9 @@ def _decode_rows(
     cache = model.new_cache(len(x), max_length, serving)
     step = make_decoder(model, cache, head=False)
     states = torch.empty(*x.shape, model.config.n_embd, dtype=model.dtype, device=model.device)
-    for tokens, out in zip(x.unbind(1), states.unbind(1), strict=True):
-        out.copy_(step(tokens))
-        part.advance(0)
+    for number, tokens in enumerate(x.unbind(1)):
+        states[:, number] = step(tokens)
+        part.advance(0, f"token {number + 1:,} of {x.shape[1]:,}")
     return states
 
 

@@ -24,10 +24,10 @@ from kvlab.model.kernels.gelu import gelu
 from kvlab.model.kernels.linear import Linear, LinearProducts
 from kvlab.model.rope import PassRotation, RopeTable, RotaryTables
 from kvlab.spec import ServingConfig
+from kvlab.spec.checkpoint_tools import find_checkpoint_tool
 from kvlab.spec.dtypes import KVStorage
 from kvlab.spec.flops import parameter_count
 from kvlab.spec.model_config import ModelConfig
-from kvlab.spec.training_config import find_checkpoint_tool
 
 
 def make_norm(config: ModelConfig) -> nn.Module:

@@ -6,6 +6,7 @@ over the layers that will share them. Everything else is copied where it fits. B
 store their tokens in different forms (``model.kv``) queries are copied, and K/V start fresh.
 """
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
@@ -27,6 +28,7 @@ class Conversion:
         averaged: means over layers.
         fresh: parameters that keep their own initial values, with the reason.
         unused: parameters of the source that are used nowhere.
+        changed: settings of the model that are not the source's, such as ``rope_theta``, with both.
     """
 
     copied: list[str] = field(default_factory=list)
@@ -34,6 +36,7 @@ class Conversion:
     averaged: list[str] = field(default_factory=list)
     fresh: dict[str, str] = field(default_factory=dict)
     unused: list[str] = field(default_factory=list)
+    changed: dict[str, str] = field(default_factory=dict)
 
 
 @torch.no_grad()
@@ -47,7 +50,7 @@ def initialize_from(model: GPT, source: ModelConfig, weights: Mapping[str, Tenso
         source: configuration of the model whose weights are given.
         weights: its parameters by name.
     """
-    conversion = Conversion()
+    conversion = Conversion(changed=_compare_settings(model.config, source))
     for name, parameter in model.named_parameters():
         weight = weights.get(name)
         is_table = "embedding" in name or name == "lm_head.weight"
@@ -74,6 +77,21 @@ def initialize_from(model: GPT, source: ModelConfig, weights: Mapping[str, Tenso
     used = {*conversion.copied, *conversion.pooled, *conversion.averaged}
     conversion.unused = sorted(name for name in weights if name not in used)
     return conversion
+
+
+def _compare_settings(model: ModelConfig, source: ModelConfig) -> dict[str, str]:
+    """Return the settings that change what equal weights compute, as ``10000, not 100000``."""
+    own, other = model.computation(), source.computation()
+    changed: dict[str, str] = {}
+    for key in sorted((own | other).keys() - {"vocab_size", "block_size"}):
+        one, its = own.get(key), other.get(key)
+        if isinstance(one, float) and isinstance(its, float):
+            is_same = math.isclose(one, its, rel_tol=1e-6)  # a file may round it to float32
+        else:
+            is_same = one == its
+        if not is_same:
+            changed[key] = f"{one}, not {its}"
+    return changed
 
 
 def _find_mixer(config: ModelConfig, name: str) -> tuple[object, ...]:

@@ -10,10 +10,10 @@ from pydantic import ValidationInfo as Info
 from kvlab.errors import PretrainedError
 from kvlab.own_extensions import extend, find_members
 from kvlab.spec import spec_model as spec
+from kvlab.spec.checkpoint_tools import find_checkpoint_tool
 from kvlab.spec.members import name_or_member, read_options
 from kvlab.spec.source_options import DocumentSource, SourceEntry, SourceOptions, TextPart
 from kvlab.spec.spec_model import PositiveInt, Problems, SpecModel, TextRule, TupleOf
-from kvlab.spec.training_config import find_checkpoint_tool
 
 SOURCES: dict[str, SourceEntry] = {
     "docstrings": SourceEntry("kvlab.data.sources.docstrings:Docstrings"),

@@ -10,11 +10,13 @@ from typing import Annotated, Any, Literal
 from pydantic import ConfigDict, Field, ValidationError, WrapValidator, model_validator
 from pydantic_core import PydanticCustomError
 
+from kvlab.errors import PretrainedError
 from kvlab.humanize import suggest_name
 from kvlab.own_extensions import explain_missing
 from kvlab.sharing import KIND_NAMES, PATTERNS, SharingError, owner_map
 from kvlab.spec import layer_config
 from kvlab.spec import spec_model as spec
+from kvlab.spec.checkpoint_tools import find_checkpoint_tool
 from kvlab.spec.kv_forms import NAMED_FORMS, KVField, KVForm
 from kvlab.spec.mixers import ATTENTION, find_mixer, list_letters
 from kvlab.spec.presets import PRESETS
@@ -44,7 +46,8 @@ MLPS = {"gelu": False, "swiglu": True, "geglu": True}
 
 
 class ModelConfig(spec.SpecModel):
-    """One transformer of the GPT-2 family. A preset fills what is not written.
+    """One transformer of the GPT-2 family. A preset fills what is not written; it is a name, or a
+    checkpoint's folder or repository, with a slash.
 
     ``n_kv_head = n_head`` is multi-head attention, 1 multi-query (arXiv 1911.02150), between
     them grouped-query (arXiv 2305.13245). ``attention_pattern`` holds one letter a layer, G
@@ -168,11 +171,16 @@ class ModelConfig(spec.SpecModel):
     def _fill_preset(cls, data: Any) -> Any:
         if not isinstance(data, dict) or "preset" not in data:
             return data
-        name = data["preset"]
+        name, own = data["preset"], {key: data[key] for key in data if key != "preset"}
+        if isinstance(name, str) and "/" in name:
+            try:
+                return find_checkpoint_tool("shape")(name) | own
+            except PretrainedError as error:
+                spec.raise_problems([("preset", f"has no model: {error}")])
         if not isinstance(name, str) or name not in PRESETS:
             text = f"is not a preset; {suggest_name(name, PRESETS)}"
             spec.raise_problems([("preset", explain_missing("preset", name) or text)])
-        return PRESETS[name] | {key: value for key, value in data.items() if key != "preset"}
+        return PRESETS[name] | own
 
     @property
     def position_scheme(self) -> layer_config.PositionScheme:

@@ -51,8 +51,9 @@ def resolve_path_value(key: str, value: Any, folder: Path) -> Any:
 
     ``data.paths`` are paths. Extensions have others, by functions of a value and of what joins a
     path.
-    ``training.init_from``, and ``data.tokenizer`` with a slash, are one if they start like one
-    (``.``, ``/`` or ``~``) or are a folder beside the file; else they are a repository and stay.
+    ``training.init_from``, and ``data.tokenizer`` and ``model.preset`` with a slash, are one if
+    they start like one (``.``, ``/`` or ``~``) or are a folder beside the file; else they are a
+    repository and stay.
     """
 
     def join(path: str) -> str:
@@ -63,9 +64,9 @@ def resolve_path_value(key: str, value: Any, folder: Path) -> Any:
     match key, value:
         case ("data.paths", list()):
             return [join(item) if isinstance(item, str) else item for item in value]
-        case ("training.init_from" | "data.tokenizer", str()) if "/" in value or (
-            value and key == "training.init_from"
-        ):
+        case ("training.init_from", str()) | ("data.tokenizer" | "model.preset", str()):
+            if not value or ("/" not in value and key != "training.init_from"):
+                return value  # a name
             path = join(value)
             is_path = value.startswith((".", "/", "~")) or os.path.isdir(path)
             return os.path.abspath(path) if is_path else value

@@ -5,8 +5,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field, ValidationInfo, field_validator
 
-from kvlab.errors import PretrainedError
-from kvlab.own_extensions import explain_missing, extend, find_member, find_members
+from kvlab.own_extensions import extend, find_members
 from kvlab.spec import spec_model as spec
 from kvlab.spec.dtypes import MIN_GROUP, KVDtypeName, KVStorage
 from kvlab.spec.model_config import ModelConfig
@@ -21,17 +20,6 @@ def _validate_init_from(value: Any) -> Any:
         return value
     text = "is not a folder, a repository or factor levels; write one such as ./weights,"
     return spec.raise_problems([("", f"{text} openai-community/gpt2 or {{heads: mha}}")])
-
-
-def find_checkpoint_tool(name: str) -> Any:
-    """Return a function of the extension that identifies, loads and saves published weights.
-
-    Raises:
-        PretrainedError: it is not there.
-    """
-    if missing := explain_missing("published weights"):
-        raise PretrainedError(f"a checkpoint {missing}")
-    return find_member("checkpoints", name)
 
 
 @dataclass(frozen=True)

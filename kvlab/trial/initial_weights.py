@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING
 from kvlab.errors import PretrainedError, SpecError
 from kvlab.own_extensions import name_members
 from kvlab.spec import ResourcesConfig
+from kvlab.spec.checkpoint_tools import find_checkpoint_tool
 from kvlab.spec.sweep import Cell, Sweep
-from kvlab.spec.training_config import find_checkpoint_tool
 from kvlab.spec.validation_errors import FieldError
 from kvlab.store import Store
 from kvlab.trial.fingerprint import ID_LENGTH, fingerprint

@@ -13,7 +13,7 @@ from kvlab.fs.sealed_files import read_sealed_json, write_sealed_json
 from kvlab.model import GPT
 from kvlab.model.gpt import check_parameter_count
 from kvlab.model.uptraining import initialize_from
-from kvlab.spec.training_config import find_checkpoint_tool
+from kvlab.spec.checkpoint_tools import find_checkpoint_tool
 from kvlab.store import Store
 from kvlab.store.attempt import ProgressUpdate
 from kvlab.train.checkpoint import Trunk
@@ -79,6 +79,8 @@ class InitialWeightsLoader:
             raise SourceMissing(f"{text}; start from a model of the same n_embd")
         for parameter, reason in conversion.fresh.items():
             _log.warning("%s keeps its own initial values: %s", parameter, reason)
+        for key, values in conversion.changed.items():
+            _log.warning("%s of the model is %s as in %s", key, values, name)
         for parameter in conversion.unused:
             _log.warning("%s of %s is not used", parameter, name)
         counts = ", ".join(f"{len(names)} {part}" for part, names in asdict(conversion).items())

@@ -12,11 +12,11 @@ from kvlab.benchmark.session import Variant
 from kvlab.errors import UsageError
 from kvlab.model import GPT
 from kvlab.spec import Experiment, ModelConfig, ServingConfig
+from kvlab.spec.checkpoint_tools import find_checkpoint_tool
 from kvlab.spec.experiment import ServedModel
 from kvlab.spec.extension_files import offer_extensions
 from kvlab.spec.overrides import apply_patch
 from kvlab.spec.presets import PRESETS
-from kvlab.spec.training_config import find_checkpoint_tool
 from kvlab.spec.validation_errors import list_field_errors
 from kvlab.store import Store
 from kvlab.store.record_forms import refuse_malformed

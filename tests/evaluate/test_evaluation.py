@@ -6,7 +6,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from kvlab.evaluate import evaluate
+from kvlab.evaluate import evaluate, evaluation
 from tests.support import tiny_training
 from tests.support.random_model import random_model
 
@@ -56,6 +56,16 @@ def test_an_untied_cache_has_no_gap(shape):
     assert measurements["loss_tokens"] == measurements["served_tokens"] == 160
     assert abs(measurements["serving_gap"]) < 1e-5
     assert not [name for name in measurements if name.startswith("kv_dtype")]
+
+
+def test_progress_says_which_token_is_decoded(monkeypatch):
+    monkeypatch.setattr(evaluation, "REPORT_SECONDS", 0.0)
+    of, updates = experiment(), []
+    evaluate(random_model(of.model, dtype=torch.float32), DATA, of, on_progress=updates.append)
+    places = [one["note"].rpartition(", ")[2] for one in updates if "served" in one["note"]]
+    assert [one for one in places if one.startswith("token")] == [
+        f"token {number} of 16" for number in range(1, 17)
+    ]
 
 
 @pytest.mark.parametrize("rule", ["overwrite", "owner"])

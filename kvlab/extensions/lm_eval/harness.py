@@ -58,8 +58,8 @@ class _Progress(Part):
     def __init__(self, part: Part):
         self._part = part
 
-    def advance(self, count: int) -> None:
-        self._part.advance(count)
+    def advance(self, count: int, place: str = "") -> None:
+        self._part.advance(count, place)
 
 
 def run_tasks(

@@ -10,6 +10,7 @@ PARTS = Parts(
         "checkpoints": {
             "load": ".pretrained:load_pretrained",
             "save": ".pretrained:save_pretrained",
+            "shape": ".pretrained:read_shape",
             "identify": ".files:identify_checkpoint",
             "tokenizer": ".tokenizer:load_checkpoint_tokenizer",
             "has_tokenizer": ".tokenizer:has_tokenizer",

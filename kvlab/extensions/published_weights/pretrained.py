@@ -78,6 +78,16 @@ def read_config(folder: Path) -> tuple[Architecture, ModelConfig]:
     return architecture, _read_model(architecture, hf_config, f"{folder}/config.json: ")
 
 
+def read_shape(path_or_repo: str) -> dict[str, Any]:
+    """Return the keys of `model` of a checkpoint, by its ``config.json`` alone.
+
+    Raises:
+        PretrainedError: as `read_config`.
+    """
+    _, config = read_config(resolve_checkpoint_folder(path_or_repo))
+    return config.model_dump(exclude_defaults=True)
+
+
 def _read_model(architecture: Architecture, hf_config: dict[str, Any], place: str) -> ModelConfig:
     """Return the model of a configuration; errors begin with ``place``."""
     try:

@@ -153,6 +153,8 @@ def report_starting_weights(study: Study) -> doc.Section | None:
             yield doc.Column(name, True), len(start[name])
         yield "own first values", len(start["fresh"])
         yield "left over", len(start["unused"]), "of the source"
+        changed = "; ".join(f"{key} {both}" for key, both in start.get("changed", {}).items())
+        yield "other settings", changed or doc.EMPTY_CELL, "of the model, not those of the source"
 
     caption = "Parameters by what became of them; the lowest seed of each cell."
     contents: list[doc.Content] = [texts.write("starting weights")]

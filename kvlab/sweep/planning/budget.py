@@ -30,6 +30,7 @@ from kvlab.layout.training_memory import process_bytes
 from kvlab.machine import cpu_count, host_memory
 from kvlab.own_extensions import find_member, name_members
 from kvlab.spec import Experiment, ResourcesConfig
+from kvlab.spec.dtypes import MODEL_DTYPE
 from kvlab.spec.evaluation_config import HELLASWAG_ITEMS
 from kvlab.store import Store
 from kvlab.store.record_forms import refuse_malformed
@@ -50,6 +51,12 @@ MEASURED_UNCERTAINTY = 1.3
 
 _HELLASWAG_ITEM_TOKENS = 500
 """Of the four endings with their context, on average."""
+
+_DECODED_ROWS = 64
+"""As many as `kvlab.evaluate.forward_passes` decodes side by side on a CPU."""
+
+_FLOPS_PER_BYTE = 10.0
+"""What one core computes while it reads a byte of weights: some 100 GFLOP/s and 10 GB/s."""
 
 _BENCHMARK_SECONDS = 2.0
 """Assumed for start and benchmark of a trial while no trial has shown it."""
@@ -217,21 +224,34 @@ def _machine_rate(
         speed, is_scaled = measured["flops_per_second"], measured["is_scaled"]
         with contextlib.suppress(StoreError):  # not writable: the next plan measures again
             write_json(path, measured)
-    seconds = median(_scoring_flops(one) / speed for one in experiments) + _BENCHMARK_SECONDS
+    seconds = median(_measuring_flops(one) / speed for one in experiments) + _BENCHMARK_SECONDS
     source: Literal["one core", "machine"] = "one core" if is_scaled else "machine"
     parts = dict.fromkeys(part for one in experiments for part in one.benchmark.parts)
     return TrainingRate(speed, source, 0, seconds, UNCERTAINTY, tuple(parts))
 
 
-def _scoring_flops(experiment: Experiment) -> float:
-    """Return the FLOPs of the losses and of HellaSwag, in one pass and through the cache."""
-    model, evaluation = experiment.model, experiment.evaluation
+def _measuring_flops(experiment: Experiment) -> float:
+    """Return the FLOPs of the losses, of HellaSwag and of the timed texts.
+
+    A decoded token counts at least as what a CPU computes while it reads the weights, once for all
+    rows that are decoded side by side.
+    """
+    model, evaluation, bench = experiment.model, experiment.evaluation, experiment.benchmark
+    block, serving = model.block_size, layout.KVLayout.of(model, experiment.serving)
     items = evaluation.hellaswag_items
     of_items = (HELLASWAG_ITEMS if items is None else items) * _HELLASWAG_ITEM_TOKENS
-    tokens = evaluation.loss_tokens + of_items
+    of_token = layout.forward_flops(model, block) / block
+    of_read = 4 * layout.parameter_count(model) * _FLOPS_PER_BYTE
+    flops = (evaluation.loss_tokens + of_items) * of_token
     if evaluation.served:
-        tokens += (evaluation.served_tokens or evaluation.loss_tokens) + of_items
-    return tokens / model.block_size * layout.forward_flops(model, model.block_size)
+        tokens = (evaluation.served_tokens or evaluation.loss_tokens) + of_items
+        steps = block * -(-tokens // (block * _DECODED_ROWS))
+        passes = 1 + (serving.storage_dtype(MODEL_DTYPE) != MODEL_DTYPE)
+        flops += passes * max(tokens * of_token, steps * of_read)
+    # a warm-up, too; each is a prompt, new tokens and a step without a cache
+    return flops + (1 + bench.repeats) * (
+        2 * bench.prompt_tokens * of_token + bench.new_tokens * max(of_token, of_read)
+    )
 
 
 def _measure_rate(plan: Plan, store: Store, missing: list[PlannedTrial]) -> TrainingRate | None:

@@ -7,6 +7,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from pydantic import ValidationError
 
 from kvlab.cli.main import main
 from kvlab.data.dataset_preparation import prepare_dataset
@@ -14,6 +15,7 @@ from kvlab.data.tokenizers import load_tokenizer
 from kvlab.errors import DataError
 from kvlab.extensions.published_weights.tokenizer import find_vocabulary
 from kvlab.model import GPT
+from kvlab.model.uptraining import initialize_from
 from kvlab.spec import DataConfig, ModelConfig, load_sweep
 from kvlab.store import Store
 from kvlab.sweep import plan
@@ -235,6 +237,25 @@ def test_the_place_of_a_tokenizer_does_not_count_and_its_content_does(study, tmp
     assert (
         DataConfig(tokenizer="nobody/has-this").identity()["tokenizer"] == "absent nobody/has-this"
     )
+
+
+def test_a_preset_is_the_shape_of_a_checkpoint(study):
+    shape = ModelConfig.model_validate({"preset": str(study / "weights")})
+    assert shape == GPT.from_pretrained(study / "weights").config
+    own = ModelConfig.model_validate({"preset": str(study / "weights"), "block_size": 8})
+    assert own == shape.model_copy(update={"block_size": 8})
+    with pytest.raises(ValidationError, match=r"has no model: .*nothing is not a folder"):
+        ModelConfig.model_validate({"preset": str(study / "nothing")})
+
+
+def test_settings_that_are_not_the_checkpoints_are_named(study):
+    source = GPT.from_pretrained(study / "weights")
+    tensors = dict(source.named_parameters())
+    assert not initialize_from(GPT(source.config), source.config, tensors).changed
+    rotated = GPT(source.config.model_copy(update={"position": "rope", "norm_eps": 2e-5}))
+    changed = initialize_from(rotated, source.config, tensors).changed
+    assert changed["norm_eps"] == "2e-05, not 1e-05"
+    assert changed["position"] == "rope, not learned"
 
 
 @needs("generate")
