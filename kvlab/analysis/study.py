@@ -157,8 +157,9 @@ class Study:
     def is_given(self) -> bool:
         """Whether all weights are those of checkpoints, and nothing was trained."""
         trainings = [row.record["experiment"].get("training", {}) for row in self.done_rows]
-        given = (one.get("tokens") == 0 and one.get("init_from") for one in trainings)
-        return bool(trainings) and all(given)
+        starts = (one.get("init_from") for one in trainings if one.get("tokens") == 0)
+        given = [isinstance(start, str) for start in starts]
+        return bool(trainings) and given == [True] * len(trainings)
 
     @cached_property
     def status_counts(self) -> Counter[str]:

@@ -58,7 +58,8 @@ def _list_facts(study: Study) -> list[doc.Content]:
     facts = [
         f"{fmt.format_ends(counts, format_number)} parameters" if counts else "",
         f"{fmt.format_ends(tokens, format_number)} training tokens" if tokens else "",
-        study.seeds_of_a_cell,
+        "nothing trained" if study.is_given else "",
+        study.seeds_of_a_cell + (", each a part of the text" if study.scores_parts else ""),
         f"{len(study.done_rows):,} of {format_count(len(study.rows), 'trial')} measured",
         cols.join_names(list(devices)),
         max(str(one.get("finished") or "")[:10] for one in provenance),

@@ -66,7 +66,7 @@ def _notes(study: Study) -> Iterator[tuple[doc.Span, ...]]:
         yield texts.spans("cells of a matched size", study=study, unit=unit)
     if changes := ", ".join(_parameter_changes(study)):
         yield texts.spans("changed parameters", changes=changes, is_resized=is_resized)
-    if study.done_rows and not study.is_untrained:
+    if study.done_rows and not study.is_untrained and not study.is_given:
         described = (describe(study) for describe in find_members("recipes").values())
         yield next(filter(None, described), texts.spans("recipe"))
     yield from list_confounds(study)

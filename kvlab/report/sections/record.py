@@ -146,6 +146,8 @@ def report_starting_weights(study: Study) -> doc.Section | None:
     if not starts:
         return None
 
+    has_changes = any(start.get("changed") for start in starts.values())
+
     def entries(levels: Levels) -> doc.Entries:
         start = starts[levels]
         yield "starts from", start["source"]
@@ -153,8 +155,10 @@ def report_starting_weights(study: Study) -> doc.Section | None:
             yield doc.Column(name, True), len(start[name])
         yield "own first values", len(start["fresh"])
         yield "left over", len(start["unused"]), "of the source"
-        changed = "; ".join(f"{key} {both}" for key, both in start.get("changed", {}).items())
-        yield "other settings", changed or doc.EMPTY_CELL, "of the model, not those of the source"
+        if has_changes:
+            changed = "; ".join(f"{key} {both}" for key, both in start.get("changed", {}).items())
+            hint = "of the model, which are not the source's"
+            yield "other settings", changed or doc.EMPTY_CELL, hint
 
     caption = "Parameters by what became of them; the lowest seed of each cell."
     contents: list[doc.Content] = [texts.write("starting weights")]

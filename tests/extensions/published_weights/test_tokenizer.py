@@ -258,6 +258,17 @@ def test_settings_that_are_not_the_checkpoints_are_named(study):
     assert changed["position"] == "rope, not learned"
 
 
+def test_a_report_names_settings_that_the_checkpoint_did_not_have(study):
+    level = "near: {model.window: 8, model.attention_pattern: LL}"
+    text = CHECKPOINT.replace("int4: {serving.kv_dtype: int4}", level)
+    text = text.replace("seeds: 3", "seeds: 1").replace("[answer, effects]", "[starts]")
+    (study / "windows.yaml").write_text(text)
+    assert main(["submit", "windows.yaml", "--executor", "inline"]) == 0
+    page = (study / "reports" / "windows" / "report.md").read_text()
+    (row,) = (line for line in page.splitlines() if line.startswith("| near"))
+    assert "kinds LL, not GG; window 8, not None" in row
+
+
 @needs("generate")
 def test_a_checkpoint_continues_text(study, capsys):
     words = ["generate", str(study / "weights"), "--prompt", "the cache", "--new-tokens", "3"]
