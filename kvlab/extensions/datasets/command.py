@@ -14,7 +14,7 @@ from kvlab.data import hellaswag_dataset
 from kvlab.data.data_dir import get_data_dir
 from kvlab.data.dataset_preparation import list_prepared_datasets, prepare_dataset
 from kvlab.data.shards import read_dataset_facts, read_manifest, verify_dataset
-from kvlab.errors import DataError, Problem, SpecError, UsageError
+from kvlab.errors import DataError, DatasetDamaged, Problem, SpecError, UsageError
 from kvlab.humanize import format_bytes, format_number, suggest_name
 from kvlab.spec import DataConfig, load_experiment, parse_override
 from kvlab.spec.data_config import SOURCES
@@ -112,9 +112,16 @@ def _locate(key: str, message: str, options: argparse.Namespace) -> Problem:
 
 
 def _run_list(options: argparse.Namespace) -> None:
-    datasets = [{"folder": str(f), **read_manifest(f)} for f in list_prepared_datasets()]
+    datasets: list[dict[str, Any]] = []
+    damaged = []
+    for path in list_prepared_datasets():
+        try:
+            datasets.append({"folder": str(path), **read_manifest(path)})
+        except DatasetDamaged as error:
+            damaged.append(str(error))
     folder, hellaswag = str(get_data_dir()), hellaswag_dataset.find_hellaswag_file()
-    facts = {"folder": folder, "datasets": datasets, "hellaswag": hellaswag and str(hellaswag)}
+    facts: dict[str, Any] = {"folder": folder, "hellaswag": hellaswag and str(hellaswag)}
+    facts |= {"datasets": datasets, "damaged": damaged}
     lines = [f"data folder: {folder}", f"HellaSwag: {hellaswag or 'not here'}"]
     if datasets:
         titles = "train, held out, overlap, documents, on disk, tokenizer, identity, source"
@@ -133,7 +140,7 @@ def _run_list(options: argparse.Namespace) -> None:
                 one["source"],
             ])  # fmt: skip
         lines.append(format_table(rows, "rrrrr"))
-    print_result(options, facts, "\n".join(lines))
+    print_result(options, facts, "\n".join([*lines, *damaged]))
 
 
 def _run_verify(options: argparse.Namespace) -> int:

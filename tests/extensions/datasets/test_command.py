@@ -1,6 +1,7 @@
 """`kvlab data`: what it prints, what it refuses, its exit codes."""
 
 import json
+from pathlib import Path
 
 import pytest
 
@@ -55,6 +56,19 @@ def test_prepare_a_source_then_list_then_verify_which_finds_a_changed_byte(prepa
         file.write(b"\xff")
     code, out, _ = prepare(action="verify")
     assert (code, path in out) == (1, True)
+
+
+def test_a_damaged_manifest_does_not_hide_the_other_datasets(prepare):
+    kept = json.loads(prepare(*BYTES)[1])
+    other = json.loads(prepare(*BYTES, *change(max_bytes="5e3"))[1])
+    path = Path(other["folder"]) / "manifest.json"
+    path.write_text("{")
+    code, out, _ = prepare("--json", action="list")
+    assert (code, json.loads(out)["datasets"]) == (0, [kept])
+    code, out, _ = prepare(action="list")
+    assert code == 0
+    assert kept["identity"][:16] in out
+    assert f"{path} is damaged" in out
 
 
 def test_preparing_an_experiment_makes_the_dataset_of_its_trials(prepare, tmp_path):
