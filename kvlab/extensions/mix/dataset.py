@@ -41,20 +41,13 @@ def join_datasets(
         counts = {k: sum(one[k] for one in own) for k in ("documents", "text_bytes", "tokens")}
         splits[split] = {**counts, "parts": [one["tokens"] for one in own], "sha256": sha256}
     names = [part.data.source for part in parts]
+    texts = [d for d, p in zip(datasets, parts, strict=True) if p.data.symbol_options is None]
     shorts = [manifest["short"] for manifest in manifests if manifest["short"] is not None]
     found = {
         "licence": "; ".join(f"{n}: {one.licence}" for n, one in zip(names, datasets, strict=True)),
-        **{
-            key: sum(manifest[key] for manifest in manifests)
-            for key in ("repeated_documents", "shared_documents")
-        },
-        "overlap": _mean_overlap(
-            [
-                one
-                for one, part in zip(datasets, parts, strict=True)
-                if part.data.symbol_options is None
-            ]
-        ),
+        "repeated_documents": sum(manifest["repeated_documents"] for manifest in manifests),
+        "shared_documents": sum(manifest["shared_documents"] for manifest in manifests),
+        "overlap": _mean_overlap(texts),
         "short": "; ".join(shorts) or None,
     }
     write_manifest(folder, data, identity, splits, found)
