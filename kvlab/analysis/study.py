@@ -47,6 +47,7 @@ class Study:
         cells: Cell -> rows by seed, in the design's order.
         sections: Names of the report's sections; None for all.
         search: What the search has found; None if the sweep is no search.
+        sized_by: The factor whose levels are sizes of the model; None without `size`.
         claims: The claims that are tested together, as ``factor=level``.
         has_narrow_claims: Whether the sweep claims something of some levels alone.
     """
@@ -71,9 +72,9 @@ class Study:
         if not decided.get("claims"):  # a single cell, or a search: nothing is claimed
             decided.pop("claims", None)
         self.decide = DecideConfig.model_validate(decided)
-        size_factor = (sweep.get("size") or {}).get("factor")
-        self.claims = list_claims(self.decide, self.factors, sweep["baseline"], size_factor)
-        every = list_claims(DecideConfig(), self.factors, sweep["baseline"], size_factor)
+        self.sized_by: str | None = (sweep.get("size") or {}).get("factor")
+        self.claims = list_claims(self.decide, self.factors, sweep["baseline"], self.sized_by)
+        every = list_claims(DecideConfig(), self.factors, sweep["baseline"], self.sized_by)
         self.has_narrow_claims = len(self.claims) < len(every)
         own_sections = tuple((sweep.get("report") or {}).get("sections") or ()) or None
         self.sections = own_sections if sections is None else tuple(sections)
@@ -293,8 +294,8 @@ class Study:
         """Which cells enter means over settings, and what each cell is compared with."""
         sizes = {levels: self.kv_bytes(levels) for levels in self.cells}
         kept = list(self.decide.reference or ())
-        if self.sweep.get("size"):
-            kept.append(str(self.sweep["size"]["factor"]))
+        if self.sized_by is not None:
+            kept.append(self.sized_by)
         return Estimand(
             tuple(self.cells),
             self.factors,

@@ -24,7 +24,6 @@ import numpy as np
 
 from kvlab.analysis import matched_pairs as pairs
 from kvlab.analysis.effects import Effect, estimate_main_effects
-from kvlab.analysis.matched_pairs import Cells, Factors
 from kvlab.analysis.standard_errors import StandardError, pool_errors
 from kvlab.analysis.statistics import ALPHA, Estimate, estimate, sum_squares, t_quantile
 from kvlab.analysis.study import Study
@@ -205,37 +204,25 @@ class SizeTrend:
 
 
 def list_trends(study: Study) -> list[SizeTrend]:
-    """Return each level's trend of `primary_metric`; none unless the sweep has `size`."""
-    size = study.sweep.get("size")
-    if not size:
-        return []
-    design = study.cells, study.factors, study.primary_metric
-    return estimate_size_trends(*design, size["factor"], size["parameters"], study.decide.alpha)
+    """Fit the effect of every level against the size of the model, in the primary metric.
 
-
-def estimate_size_trends(
-    cells: Cells,
-    factors: Factors,
-    metric: str,
-    size_factor: str,
-    parameters: Mapping[str, int],
-    alpha: float = ALPHA,
-) -> list[SizeTrend]:
-    """Fit the effect of every level of the other factors against the size of the model.
-
-    Args:
-        factors: Factor -> levels, the baseline's first.
-        alpha: Probability of any wrong statement about the trends.
+    At each size it is the mean over the settings that effects are the mean over.
 
     Returns:
-        One trend per level, judged together.
+        One trend per level, judged together; none unless the sweep has `size`.
     """
+    size_factor = study.sized_by
+    if size_factor is None:
+        return []
+    cells, factors, metric = study.cells, study.factors, study.primary_metric
+    parameters: Mapping[str, int] = study.sweep["size"]["parameters"]
     own = list(factors).index(size_factor)
     by_level: dict[tuple[str, str], dict[str, Effect]] = {}
     for size in sorted(parameters, key=parameters.__getitem__):
         at_size = {levels: rows for levels, rows in cells.items() if levels[own] == size}
-        effects = estimate_main_effects(at_size, {**factors, size_factor: (size,)}, metric)
-        for effect in effects:
+        of_size = {**factors, size_factor: (size,)}
+        estimand = replace(study.estimand, cells=tuple(at_size), factors=of_size)
+        for effect in estimate_main_effects(at_size, of_size, metric, estimand=estimand):
             by_level.setdefault(effect.change[0], {})[size] = effect
     trends = []
     for (factor, level), found in by_level.items():
@@ -254,7 +241,7 @@ def estimate_size_trends(
     laws = [(trends[n].seeds, law.slopes) for n in tested if (law := trends[n].law)]
     weights = [pairs.sum_by_training(trends[n].weights, trainings) for n in tested]
     errors = pool_errors([dict(zip(*law, strict=True)) for law in laws], weights, values)
-    tests = judge_family([trends[n].value for n in tested], errors, alpha)
+    tests = judge_family([trends[n].value for n in tested], errors, study.decide.alpha)
     for number, error, test in zip(tested, errors, tests, strict=True):
         trends[number] = replace(
             trends[number], error=error, low=test.low, high=test.high, corrected_p=test.p

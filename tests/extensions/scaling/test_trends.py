@@ -10,6 +10,7 @@ from kvlab.analysis.statistics import estimate
 from kvlab.analysis.study import Study
 from kvlab.extensions.scaling.trends import SizeLaw, list_trends
 from tests.report.reading import load, markdown
+from tests.support.cells import make_cells, make_study
 from tests.support.golden import check_golden
 from tests.support.record_factory import SIZES, SizedRecord
 
@@ -63,6 +64,24 @@ def test_the_trend_is_a_regression_at_every_seed_and_a_t_test_over_seeds(tmp_pat
     misses = [row[-1] - np.polyval(np.polyfit(x[:-1], row[:-1], 1), x[-1]) for row in rows]
     assert trend.miss.value == pytest.approx(np.mean(misses))
     assert trend.miss.p == pytest.approx(stats.ttest_1samp(misses, 0.0).pvalue)
+
+
+def test_settings_that_are_served_otherwise_enter_no_trend():
+    factors = {"model": tuple(SIZES), "heads": ("mha", "mqa"), "sharing": ("none", "tied")}
+    noise = np.random.default_rng(3)
+    losses = {}
+    for number, size in enumerate(SIZES):
+        for heads in factors["heads"]:
+            common = 4.0 - number + 0.1 * (heads == "mqa") + noise.normal(0, 0.01, 4)
+            losses[size, heads, "none"] = common
+            losses[size, heads, "tied"] = common + number * (heads == "mqa")
+    cells = make_cells(losses, record=lambda _: {"experiment": {"data": {"tokenizer": "gpt2"}}})
+    size = {"factor": "model", "parameters": SIZES}
+    patches = {"sharing": {"none": {}, "tied": {"serving.tie": "adjacent:2"}}}
+    study = make_study(cells, factors, size=size, patches=patches)
+    trends = {trend.level: trend for trend in list_trends(study)}
+    assert abs(trends["mqa"].value) < 0.05
+    assert trends["mqa"].verdict == "no trend shown"
 
 
 INTERCEPT, SLOPE = 0.08, -0.02
