@@ -196,10 +196,9 @@ def change_name(change: Change) -> str:
 
 def estimate_main_effects(
     cells: Cells,
-    factors: Factors,
+    estimand: Estimand,
     metric: str,
     *,
-    estimand: Estimand | None = None,
     claims: Collection[str] | None = None,
     alpha: float = stats.ALPHA,
     margin: float | None = None,
@@ -207,8 +206,7 @@ def estimate_main_effects(
     """Estimate the effect of every level against its factor's baseline level.
 
     Args:
-        factors: Factor -> levels, the baseline's first.
-        estimand: Which settings an effect is the mean over; None for all.
+        estimand: The factors, and which settings an effect is the mean over.
         claims: Names of the effects that are judged; None for all.
         alpha: Probability of any wrong statement about them.
         margin: A cost that does not matter, in the metric's unit.
@@ -216,6 +214,7 @@ def estimate_main_effects(
     Returns:
         One effect per level that is not a baseline level, judged together.
     """
+    factors = estimand.factors
     changes = [((f, level),) for f, levels in factors.items() for level in levels[1:]]
     effects = estimate_changes(cells, factors, changes, metric, estimand)
     if claims is not None:
@@ -228,10 +227,9 @@ def estimate_changes(
     factors: Factors,
     changes: Sequence[Change],
     metric: str,
-    estimand: Estimand | None,
+    estimand: Estimand,
 ) -> list[Effect]:
     """Estimate changes from matched comparisons, or from contrasts where there are none."""
-    estimand = estimand or Estimand(list(cells), factors)
     trained = [cell for cell in cells if estimand.enters_means(cell)]
     effects = []
     for change in changes:
@@ -291,9 +289,7 @@ def judge_together(
     return judged
 
 
-def with_pooled_errors(
-    effects: list[Effect], cells: Cells, estimand: Estimand | None
-) -> list[Effect]:
+def with_pooled_errors(effects: list[Effect], cells: Cells, estimand: Estimand) -> list[Effect]:
     """Set the errors of the effects that change training; all are of one metric.
 
     Those of a share of items stay their own: its spread depends on how large it is.
@@ -309,8 +305,8 @@ def with_pooled_errors(
     compared = {levels: cells[levels] for n in pooled for levels in effects[n].weights}
     values = pairs.average_by_training(compared, trainings, effects[0].metric)
     differences = [dict(effects[number].by_seed) for number in pooled]
-    all_seeds = estimand is not None and estimand.all_seeds
-    errors = pool_errors(differences, list(pooled.values()), values, all_seeds=all_seeds)
+    contrasts, all_seeds = list(pooled.values()), estimand.all_seeds
+    errors = pool_errors(differences, contrasts, values, all_seeds=all_seeds)
     by_number = dict(zip(pooled, errors, strict=True))
     return [replace(one, error=by_number.get(n)) for n, one in enumerate(effects)]
 

@@ -27,10 +27,9 @@ SPLIT_SHARE = 0.2
 
 def estimate_interactions(
     cells: Cells,
-    factors: Factors,
+    estimand: Estimand,
     metric: str,
     *,
-    estimand: Estimand | None = None,
     alpha: float = ALPHA,
     margin: float | None = None,
 ) -> list[Effect]:
@@ -46,6 +45,7 @@ def estimate_interactions(
     Returns:
         One effect per contrast, judged together.
     """
+    factors = estimand.factors
     together = {
         frozenset(pair)
         for levels in cells

@@ -402,9 +402,8 @@ class Study:
         is_decided = metric == self.primary_metric
         effects = estimate_main_effects(
             self.cells,
-            self.factors,
+            self.estimand,
             metric,
-            estimand=self.estimand,
             claims=self.claims if is_decided else None,
             alpha=self.decide.alpha,
             margin=self.decide.margin if is_decided else None,
@@ -428,9 +427,8 @@ class Study:
         """Return what every two levels do together beyond the sum of each, judged together."""
         effects = estimate_interactions(
             self.cells,
-            self.factors,
+            self.estimand,
             metric,
-            estimand=self.estimand,
             alpha=self.decide.alpha,
             margin=self.decide.margin if metric == self.primary_metric else None,
         )

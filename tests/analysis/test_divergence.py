@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from kvlab.analysis.divergence import MOST_DEVIATIONS, find_wrong_trainings
 from kvlab.analysis.effects import estimate_main_effects
+from kvlab.analysis.estimand import Estimand
 from tests.support.cells import make_cells, make_study
 
 FACTORS = {"heads": ("mha", "mqa"), "position": ("learned", "rope")}
@@ -23,7 +24,7 @@ def test_nothing_that_diverged_is_better_or_cheap(statuses, draw):
     random, levels = np.random.default_rng(draw), list(product(*FACTORS.values()))
     losses = {c: 4 + random.normal(0, 0.001, 4) - 0.1 * ("mqa" in c) for c in levels}
     cells = make_cells(losses, status=lambda c, seed: statuses[4 * levels.index(c) + seed])
-    for effect in estimate_main_effects(cells, FACTORS, "loss", margin=0.5):
+    for effect in estimate_main_effects(cells, Estimand(levels, FACTORS), "loss", margin=0.5):
         index = list(FACTORS).index(effect.change[0][0])
         pairs = []
         for levels, by_seed in cells.items():

@@ -57,7 +57,7 @@ def test_a_change_without_a_setting_served_as_trained_takes_all_settings():
     cells = [cell for cell in CELLS if cell[2] == "tied" or cell[:2] == ("mha", "learned")]
     found = estimand(cells)
     rows = make_cells(dict.fromkeys(cells, (1.0,)))
-    heads = estimate_main_effects(rows, FACTORS, "loss", estimand=found)[0]
+    heads = estimate_main_effects(rows, found, "loss")[0]
     assert {cell[2] for cell in cells_in(heads)} == {"tied"}
     compared = list_compared_cells(rows, (("heads", "mqa"),), found)
     assert compared == cells_in(heads)

@@ -6,6 +6,7 @@ from itertools import combinations, product
 import numpy as np
 import pytest
 
+from kvlab.analysis.estimand import Estimand
 from kvlab.analysis.interactions import SPLIT_SHARE, estimate_interactions
 from kvlab.analysis.matched_pairs import find_contrast
 from tests.support.cells import make_cells
@@ -88,7 +89,7 @@ CORNER = [("off",) * 4, *(("off",) * i + ("on",) + ("off",) * (3 - i) for i in r
 def test_single_levels_and_all_together_have_one_interaction():
     """Six pairs would be one number under six names, and none of them ran."""
     cells = sweep(np.random.default_rng(25), {"ab": 0.08}, 3, [*CORNER, ("on",) * 4])
-    (one,) = estimate_interactions(cells, FACTORS, "loss")
+    (one,) = estimate_interactions(cells, Estimand(list(cells), FACTORS), "loss")
     assert one.change == change("a", "b", "c", "d")
     assert one.level == pytest.approx(SPLIT_SHARE * 0.05)
 

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 from kvlab.analysis.effects import estimate_main_effects
+from kvlab.analysis.estimand import Estimand
 from kvlab.analysis.interactions import estimate_interactions
 from kvlab.analysis.rankings import Ranking
 from kvlab.analysis.statistics import estimate, share_variance
@@ -27,10 +28,9 @@ def cells(shares, items, same_weights=False):
 
 
 def judge(shares, items, margin=0.02, **options):
-    factors = {"f": tuple(shares)}
-    (effect,) = estimate_main_effects(
-        cells(shares, items, **options), factors, "answers", margin=margin
-    )
+    found = cells(shares, items, **options)
+    estimand = Estimand(list(found), {"f": tuple(shares)})
+    (effect,) = estimate_main_effects(found, estimand, "answers", margin=margin)
     return effect
 
 
@@ -62,8 +62,8 @@ def test_an_interval_stays_among_the_values_that_a_difference_can_have():
 def test_an_interaction_of_shares_reaches_twice_as_far():
     found = {("a", "c"): [0.9, 0.95, 1.0], ("b", "c"): [0.05, 0.1, 0.0],
              ("a", "d"): [0.0, 0.1, 0.05], ("b", "d"): [1.0, 0.9, 0.95]}  # fmt: skip
-    factors = {"first": ("a", "b"), "second": ("c", "d")}
-    (effect,) = estimate_interactions(cells(found, 1000), factors, "answers")
+    estimand = Estimand(list(found), {"first": ("a", "b"), "second": ("c", "d")})
+    (effect,) = estimate_interactions(cells(found, 1000), estimand, "answers")
     assert effect.value == pytest.approx(1.8)
     assert 1 < effect.low < effect.value < effect.high <= 2
 
@@ -83,9 +83,9 @@ def test_equal_shares_of_equal_weights_are_no_chance():
 
 def test_a_noisy_level_does_not_widen_the_interval_of_another():
     shares = {"base": [1.0] * 3, "same": [1.0, 0.999, 1.0], "bad": [0.9, 0.3, 0.6]}
-    together = estimate_main_effects(
-        cells(shares, 8000), {"f": tuple(shares)}, "answers", margin=0.02
-    )
+    found = cells(shares, 8000)
+    estimand = Estimand(list(found), {"f": tuple(shares)})
+    together = estimate_main_effects(found, estimand, "answers", margin=0.02)
     assert [one.verdict_name for one in together] == ["bounded", "undecided"]
 
 

@@ -212,9 +212,8 @@ def simulate(
                         status = "diverged" if is_bad[place[number]][seed] else "done"
                         by_seed[seed] = replace(row, status=status)
             effects = estimate_main_effects(
-                rows, structure.factors, structure.metric, estimand=estimand,
-                margin=structure.margin,
-            )  # fmt: skip
+                rows, estimand, structure.metric, margin=structure.margin
+            )
             if structure.goes_wrong:
                 wrong = {training.split(".")[0] for training in find_wrong_trainings(rows)}
                 names = {c: str(place[n]) for n, c in enumerate(cells)}

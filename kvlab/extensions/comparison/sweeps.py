@@ -277,9 +277,8 @@ def _paired_shifts(
         c: Shift(one.value, one.kind, len(differences[c]), errors.get(c))
         for c, one in means.items()
     }
-    design = rows, before.factors, metric
-    effects = estimate_main_effects(*design, estimand=before.estimand)
-    effects += estimate_interactions(*design, estimand=before.estimand)
+    design = rows, before.estimand, metric
+    effects = [*estimate_main_effects(*design), *estimate_interactions(*design)]
     return cells, _list_effects(effects, before, after)
 
 

@@ -18,7 +18,7 @@ from itertools import product
 
 from kvlab.analysis.effects import estimate_main_effects
 from kvlab.analysis.estimand import Estimand
-from kvlab.analysis.matched_pairs import Factors, name_trainings, sum_by_training
+from kvlab.analysis.matched_pairs import name_trainings, sum_by_training
 from kvlab.analysis.standard_errors import can_give_up_pairs
 from kvlab.analysis.statistics import sum_squares, t_quantile
 from kvlab.analysis.trial_rows import Levels, TrialRow
@@ -141,11 +141,7 @@ class DesignPrecision:
 
 
 def weigh_trainings(
-    trainings: Mapping[Levels, str],
-    factors: Factors,
-    claims: Collection[str],
-    metric: str,
-    estimand: Estimand | None = None,
+    trainings: Mapping[Levels, str], estimand: Estimand, claims: Collection[str], metric: str
 ) -> dict[str, dict[Levels, float]]:
     """Return the weights of trainings in every claim that changes training.
 
@@ -153,8 +149,7 @@ def weigh_trainings(
 
     Args:
         trainings: The training of every cell at one seed.
-        factors: Factor -> levels, the baseline's first.
-        estimand: Which settings an effect is the mean over; None for all.
+        estimand: The factors, and which settings an effect is the mean over.
 
     Returns:
         By claim; trainings are named by their first cell.
@@ -164,7 +159,7 @@ def weigh_trainings(
         for levels, training in trainings.items()
     }
     names = name_trainings(cells)
-    effects = estimate_main_effects(cells, factors, metric, estimand=estimand, claims=claims)
+    effects = estimate_main_effects(cells, estimand, metric, claims=claims)
     weights = {one.name: sum_by_training(one.weights, names) for one in effects if one.is_claimed}
     return {name: own for name, own in weights.items() if own}
 

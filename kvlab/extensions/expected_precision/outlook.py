@@ -181,7 +181,7 @@ def expect_precision(
     estimand = plan_estimand(sweep, list(cells))
     trainings = {levels: own[0].trial.training_id for levels, own in cells.items()}
     looks: tuple[int, ...] = getattr(sweep.seeds, "looks", ())
-    weights = designs.weigh_trainings(trainings, estimand.factors, sweep.claims, metric, estimand)
+    weights = designs.weigh_trainings(trainings, estimand, sweep.claims, metric)
     seeds = {levels: looks[-1] if looks else len(own) for levels, own in cells.items()}
     design = DesignPrecision(len(sweep.claims), weights, decide.alpha, seeds, looks)
     has_taken_looks = has_taken_tests(stage.record)

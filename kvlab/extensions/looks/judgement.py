@@ -106,8 +106,7 @@ class LookTests:
                 for levels, by_seed in study.cells.items()
             }
             if look.seeds not in by_seeds:
-                design = then, estimand.factors
-                at_look = estimate_main_effects(*design, effect.metric, estimand=estimand)
+                at_look = estimate_main_effects(then, estimand, effect.metric)
                 by_seeds[look.seeds] = {one.claim: one for one in at_look}
             states = self.taken[-1].states
             state = states[effect.claim]

@@ -222,7 +222,7 @@ def list_trends(study: Study) -> list[SizeTrend]:
         at_size = {levels: rows for levels, rows in cells.items() if levels[own] == size}
         of_size = {**factors, size_factor: (size,)}
         estimand = replace(study.estimand, cells=tuple(at_size), factors=of_size)
-        for effect in estimate_main_effects(at_size, of_size, metric, estimand=estimand):
+        for effect in estimate_main_effects(at_size, estimand, metric):
             by_level.setdefault(effect.change[0], {})[size] = effect
     trends = []
     for (factor, level), found in by_level.items():

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
+from kvlab.analysis.estimand import Estimand
 from kvlab.extensions.expected_precision.design import (
     MAX_BOUND,
     DesignPrecision,
@@ -26,7 +27,7 @@ def make_design(factors, seeds=3, looks=(), shared=()):
         cell: "-".join(level if level not in shared else "none" for level in cell) for cell in cells
     }
     claims = [f"{factor}={level}" for factor, levels in factors.items() for level in levels[1:]]
-    weights = weigh_trainings(trainings, factors, claims, "loss")
+    weights = weigh_trainings(trainings, Estimand(list(trainings), factors), claims, "loss")
     return DesignPrecision(len(claims), weights, 0.05, dict.fromkeys(cells, seeds), looks)
 
 
