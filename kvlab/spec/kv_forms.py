@@ -14,16 +14,8 @@ from typing import TYPE_CHECKING, Annotated, ClassVar, Union
 from pydantic import WrapValidator
 
 from kvlab.own_extensions import find_members
+from kvlab.spec import members
 from kvlab.spec import spec_model as spec
-from kvlab.spec.members import (
-    DUMP_OFFERED,
-    PROBLEMS,
-    WHOLE,
-    Member,
-    accept_offered,
-    find_offered,
-    is_count,
-)
 
 if TYPE_CHECKING:
     from kvlab.spec.layer_config import LayerConfig
@@ -45,11 +37,11 @@ def _are_stored(form: "KVForm", stored: object) -> bool:
         isinstance(stored, tuple)
         and len(stored) == len(form.parts)
         and all(isinstance(one, StoredVectors) for one in stored)
-        and all(is_count(number, 1) for one in stored for number in (one.count, one.size))
+        and all(members.is_count(number, 1) for one in stored for number in (one.count, one.size))
     )
 
 
-class KVForm(Member, ABC):
+class KVForm(members.Member, ABC):
     """How K and V come from what a token stores.
 
     Attributes:
@@ -70,9 +62,9 @@ class KVForm(Member, ABC):
             _are_stored,
             "a tuple of one StoredVectors, of whole numbers above 0, for each of parts",
         ),
-        "find_problems": PROBLEMS,
-        **dict.fromkeys(("count_heads", "rotated_dims", "key_dim", "query_dim"), WHOLE),
-        **dict.fromkeys(("up_weights", "norm_weights", "flops_per_key"), WHOLE),
+        "find_problems": members.PROBLEMS,
+        **dict.fromkeys(("count_heads", "rotated_dims", "key_dim", "query_dim"), members.WHOLE),
+        **dict.fromkeys(("up_weights", "norm_weights", "flops_per_key"), members.WHOLE),
     }
 
     def find_definition_problem(self, module: ModuleType, _text: str) -> str | None:
@@ -154,12 +146,12 @@ MAPPED_FORMS: tuple[type[spec.SpecModel], ...] = tuple(find_members("mapped_kv_f
 if TYPE_CHECKING:
     _Form = str | KVForm
 else:
-    _Name = Annotated[str, spec.OneOf(lambda: [*NAMED_FORMS, *find_offered(KVForm)])]
+    _Name = Annotated[str, spec.OneOf(lambda: [*NAMED_FORMS, *members.find_offered(KVForm)])]
     _Form = Union[(_Name, *MAPPED_FORMS)]
 
 KVField = Annotated[
     _Form,
     WrapValidator(partial(spec.choose_form, MAPPED_FORMS)),
-    accept_offered(KVForm),
-    DUMP_OFFERED,
+    members.accept_offered(KVForm),
+    members.DUMP_OFFERED,
 ]

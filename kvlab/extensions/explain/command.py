@@ -12,15 +12,7 @@ from kvlab.cli.progress_display import ID_DIGITS
 from kvlab.cli.shared_arguments import ALL_SWEEPS, add_record, open_store, sweep_name
 from kvlab.cli.terminal import format_table, print_result
 from kvlab.errors import RecordDamaged, StoreError, UsageError
-from kvlab.extensions.explain.differences import (
-    Answer,
-    Facts,
-    explain_cell,
-    explain_level,
-    format_levels,
-    format_value,
-    name_cell,
-)
+from kvlab.extensions.explain import differences as diff
 from kvlab.humanize import sanitize_line, suggest_name
 from kvlab.report import formatting as fmt
 from kvlab.store import Store, record_forms, verification
@@ -95,7 +87,7 @@ def run(options: argparse.Namespace) -> int:
     return int(is_damaged)
 
 
-def _list_problems(origins: Iterable[Facts]) -> dict[str, str]:
+def _list_problems(origins: Iterable[diff.Facts]) -> dict[str, str]:
     """Return path -> problem of the files of trials; the problem is empty if there is none."""
     return {file["path"]: file["problem"] for one in origins for file in one["files"]}
 
@@ -119,13 +111,13 @@ def _find_trial(store: Store, studies: Sequence[Study], text: str, sweep: str | 
     return matches[0] if len(matches) == 1 else None
 
 
-def _look_up(study: Study, text: str) -> Answer | None:
+def _look_up(study: Study, text: str) -> diff.Answer | None:
     """Return what a sweep says of a level or a cell; None if it has neither of this name."""
     factor, _, level = text.partition("=")
     if study.search is None and level in study.factors.get(factor, ())[1:]:
-        return explain_level(study, factor, level)
+        return diff.explain_level(study, factor, level)
     levels = _find_cell(study, text)
-    return None if levels is None else explain_cell(study, levels)
+    return None if levels is None else diff.explain_cell(study, levels)
 
 
 def _find_cell(study: Study, text: str) -> Levels | None:
@@ -167,8 +159,8 @@ def _describe_unknown(store: Store, studies: Sequence[Study], text: str) -> str:
 
 
 def _explain_trial(
-    store: Store, studies: Sequence[Study], origin: Facts
-) -> tuple[Facts, list[str]]:
+    store: Store, studies: Sequence[Study], origin: diff.Facts
+) -> tuple[diff.Facts, list[str]]:
     """Return how a trial ended, what it is in each sweep, its files and what it recorded."""
     trial, training = origin["trial"], origin["training"]
     own = [(s, row) for s in studies for row in s.rows if row.trial == trial]
@@ -182,7 +174,7 @@ def _explain_trial(
     ]
     facts = {
         "kind": "trial",
-        "cells": [{**name_cell(s, row.levels), "seed": row.seed} for s, row in own],
+        "cells": [{**diff.name_cell(s, row.levels), "seed": row.seed} for s, row in own],
         "cached": CACHED[origin["status"]],
         "same_weights": sorted(sharing - {trial}),
         "folders": [str(path) for path in folders if path.exists()],
@@ -192,14 +184,14 @@ def _explain_trial(
     cells = "; ".join(f"{s.name}: {s.label(row.levels)} seed={row.seed}" for s, row in own)
     lines = [f"trial {trial}: {origin['status']}; {cells or 'in no cell of these sweeps'}"]
     for cell in facts["cells"]:
-        lines += format_levels(cell)
+        lines += diff.format_levels(cell)
     lines.append(f"cached    {facts['cached']}")
     if shared := ", ".join(one[:ID_DIGITS] for one in facts["same_weights"]):
         lines.append(f"weights   also those of {shared}")
     lines += [f"folder    {path}" for path in facts["folders"]]
     lines += _format_origin(origin)
     recorded = [
-        [name, format_value(name, value, ".10g"), fmt.display_unit(name), METRICS[name].title]
+        [name, diff.format_value(name, value, ".10g"), fmt.display_unit(name), METRICS[name].title]
         for name, value in facts["measurements"].items()
     ]
     if recorded:
@@ -207,7 +199,7 @@ def _explain_trial(
     return facts, lines
 
 
-def _read_origin(store: Store, trial: str) -> Facts:
+def _read_origin(store: Store, trial: str) -> diff.Facts:
     """Check the files of a trial, and read what its result says of its making."""
     files, notes = verification.list_trial_files(store, trial)
     try:
@@ -228,7 +220,7 @@ def _read_origin(store: Store, trial: str) -> Facts:
     }
 
 
-def _format_origin(one: Facts) -> Iterator[str]:
+def _format_origin(one: diff.Facts) -> Iterator[str]:
     """Yield what a trial was made from, and its files."""
     if one["training"]:
         yield f"training  {one['training']}"

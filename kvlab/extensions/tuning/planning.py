@@ -15,14 +15,8 @@ from typing import Any
 
 from kvlab.analysis.sequential import has_taken_tests
 from kvlab.errors import UsageError
+from kvlab.extensions.tuning import config
 from kvlab.extensions.tuning import optimum as tuning
-from kvlab.extensions.tuning.config import (
-    TUNED_KEY,
-    TuneConfig,
-    TuneFields,
-    is_tuned,
-    with_learning_rate,
-)
 from kvlab.extensions.tuning.optimum import Optimum, TunedPoint
 from kvlab.humanize import format_count
 from kvlab.spec import Experiment, ServingConfig
@@ -65,7 +59,7 @@ class Architecture:
         """What was found, in words."""
         assert self.optimum is not None, "the tuning is over"
         found = tuning.describe_optimum(self.optimum, self.recipe)
-        return f"{self.tuned_cell.label}: {TUNED_KEY} = {found}"
+        return f"{self.tuned_cell.label}: {config.TUNED_KEY} = {found}"
 
 
 class TuningPlanner:
@@ -79,12 +73,12 @@ class TuningPlanner:
     """
 
     def __init__(self, planner: SweepPlanner):
-        tune = TuneFields.of(planner.sweep).tune
+        tune = config.TuneFields.of(planner.sweep).tune
         assert tune is not None, "only a sweep with tune is tuned"
         self._planner, self._sweep, self._store = planner, planner.sweep, planner.store
-        self._tune: TuneConfig = tune
+        self._tune: config.TuneConfig = tune
         groups, tuned = dict[str, list[Cell]](), dict[tuple[str, ...], Cell]()
-        for cell in filter(is_tuned, self._sweep.cells()):
+        for cell in filter(config.is_tuned, self._sweep.cells()):
             own = tuple(level for f, level in cell.levels.items() if f not in self._tune.share)
             groups.setdefault(_recipe_key(tuned.setdefault(own, cell).experiment), []).append(cell)
         made = (Architecture(tuple(cells), cells[0]) for cells in groups.values())
@@ -114,7 +108,7 @@ class TuningPlanner:
         for one in self.architectures:
             rate = (one.optimum.value if one.optimum else None) or one.recipe
             for cell in one.cells:
-                experiment = with_learning_rate(cell.experiment, rate)
+                experiment = config.with_learning_rate(cell.experiment, rate)
                 tuned[id(cell)] = replace(cell, experiment=experiment)
         return tuple(tuned.get(id(cell), cell) for cell in self._sweep.cells())
 
@@ -175,7 +169,7 @@ class TuningPlanner:
         digest = hashlib.sha256(json.dumps(cells, sort_keys=True).encode()).hexdigest()
         declared = {**self._tune.model_dump(mode="json", by_alias=True), "cells": digest}
         record = {
-            "key": TUNED_KEY,
+            "key": config.TUNED_KEY,
             "grid": list(self._tune.learning_rates),
             "seeds": list(self._tune.seeds),
             "tokens": self._tune.tokens,
@@ -246,7 +240,7 @@ def _recipe_key(experiment: Experiment) -> str:
     return json.dumps(facts, sort_keys=True)
 
 
-def _make_tuning_cell(cell: Cell, rate: float, tune: TuneConfig) -> Cell:
+def _make_tuning_cell(cell: Cell, rate: float, tune: config.TuneConfig) -> Cell:
     """Return a cell that trains at a rate and measures the one-shot loss, and little else."""
     scored = cell.experiment.evaluation
     little = {
@@ -256,12 +250,13 @@ def _make_tuning_cell(cell: Cell, rate: float, tune: TuneConfig) -> Cell:
         ),
         "benchmark": BenchmarkConfig(prompt_tokens=1, new_tokens=1, repeats=1),
     }
-    experiment = with_learning_rate(cell.experiment, rate, tune.tokens).model_copy(update=little)
-    levels = {**cell.levels, TUNED_KEY: f"{rate:.12g}"}
+    experiment = cell.experiment.model_copy(update=little)
+    experiment = config.with_learning_rate(experiment, rate, tune.tokens)
+    levels = {**cell.levels, config.TUNED_KEY: f"{rate:.12g}"}
     return Cell(levels, experiment, tune.seeds, cell.off)
 
 
 def _describe_proposal(one: Architecture, rate: float) -> str:
     is_inside = one.points[0].value < rate < one.points[-1].value
     why = "beside a divergence" if is_inside else "the best so far is at the edge"
-    return f"{one.tuned_cell.label}: next {TUNED_KEY} = {rate:g}, as {why}"
+    return f"{one.tuned_cell.label}: next {config.TUNED_KEY} = {rate:g}, as {why}"
