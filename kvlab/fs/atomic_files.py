@@ -36,10 +36,8 @@ def replace_file(source: str | Path, target: str | Path, fence: Fence | None = N
     os.replace(source, target)
 
 
-def _link_new(source: Path, target: Path, fence: Fence | None) -> None:
+def _link_new(source: Path, target: Path) -> None:
     """Move ``source`` to ``target``, or raise FileExistsError, in one step."""
-    if fence is not None:
-        fence.check()
     try:
         os.link(source, target)
     except OSError as error:
@@ -67,24 +65,31 @@ def atomic_file(
         LeaseLost: The fence's lock was taken over; the old file stays.
     """
     path = Path(path)
-    with _explain_os_errors(path):
+    with explain_write_errors(path):
         path.parent.mkdir(parents=True, exist_ok=True)
         handle, name = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
         os.close(handle)
     temporary = Path(name)
     try:
         yield temporary
-        with _explain_os_errors(path, once):
+        with explain_write_errors(path, once):
             with open(temporary, "rb+") as file:
                 os.fsync(file.fileno())
             os.chmod(temporary, 0o644)
-            (_link_new if once else replace_file)(temporary, path, fence)
+            if fence is not None:
+                fence.check()
+            (_link_new if once else os.replace)(temporary, path)
     finally:
         temporary.unlink(missing_ok=True)
 
 
 @contextmanager
-def _explain_os_errors(path: Path, once: bool = False) -> Iterator[None]:
+def explain_write_errors(path: str | Path, once: bool = False) -> Iterator[None]:
+    """Raise StoreError for the errors of writing a file or a folder.
+
+    Args:
+        once: Leave a FileExistsError as it is.
+    """
     try:
         yield
     except OSError as error:
@@ -109,7 +114,7 @@ def write_atomic(
     Raises:
         StoreError, LeaseLost, FileExistsError: See `atomic_file`.
     """
-    with atomic_file(path, fence=fence, once=once) as temporary, _explain_os_errors(Path(path)):
+    with atomic_file(path, fence=fence, once=once) as temporary, explain_write_errors(path):
         temporary.write_bytes(data.encode() if isinstance(data, str) else data)
 
 

@@ -28,6 +28,7 @@ from typing_extensions import TypedDict
 from kvlab.errors import RecordDamaged, StoreError
 from kvlab.fs.atomic_files import (
     MAX_JSON_BYTES,
+    explain_write_errors,
     file_sha256,
     open_regular,
     parse_json,
@@ -242,7 +243,7 @@ def set_aside(
     """
     if fence is not None:
         fence.check()
-    try:
+    with explain_write_errors(directory / folder):
         for number in itertools.count(1):
             target = directory / folder / str(number)
             with contextlib.suppress(FileExistsError):
@@ -252,7 +253,4 @@ def set_aside(
             with contextlib.suppress(FileNotFoundError):
                 (target / name).parent.mkdir(parents=True, exist_ok=True)
                 os.replace(directory / name, target / name)
-    except OSError as error:
-        text = f"{directory / folder} cannot be written: {error.strerror}"
-        raise StoreError(f"{text}; free or repair the disk, run again") from None
     return target

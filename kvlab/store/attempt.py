@@ -1,6 +1,6 @@
 """One attempt at a trial: its directory, its log, what its process printed, and its progress.
 
-Progress is written to the directory of the trial and to the log, and passed to a listener.
+Progress is written to the directory of the trial and to the log.
 """
 
 import json
@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from kvlab.errors import StoreError
-from kvlab.fs.atomic_files import replace_file, write_atomic
+from kvlab.fs.atomic_files import explain_write_errors, replace_file, write_atomic
 from kvlab.fs.lease import Fence, read_seconds
 from kvlab.fs.lock import Lock
 from kvlab.humanize import format_bytes, format_duration, format_number
@@ -50,12 +50,8 @@ class Attempt:
         self._append(self.log_path, f"{utc_now()} {line}")
 
     def _append(self, path: Path, line: str) -> None:
-        try:
-            with open(path, "a", encoding="utf-8") as file:
-                file.write(f"{line}\n")
-        except OSError as error:
-            text = f"{path} cannot be written: {error.strerror}"
-            raise StoreError(f"{text}; free or repair the disk, submit again") from None
+        with explain_write_errors(path), open(path, "a", encoding="utf-8") as file:
+            file.write(f"{line}\n")
 
     def log_repair(self, line: str) -> None:
         """Log that something damaged is made again; the driver tells its user, too.
@@ -115,7 +111,7 @@ def redirect_output(path: Path) -> Iterator[None]:
 
 
 ProgressUpdate = Mapping[str, Any]
-OnProgress = Callable[[dict[str, Any]], None]
+
 
 WRITE_INTERVAL_SECONDS = 0.5
 LOG_INTERVAL_SECONDS = 10.0
@@ -156,34 +152,26 @@ class ProgressReporter:
     training has come.
 
     Args:
+        path: of the file that other processes read.
         log: writes a line to the trial's log.
-        listener: receives each update that is written.
+        fence: of the lock on the trial.
     """
 
-    def __init__(
-        self,
-        path: Path,
-        log: Callable[[str], None],
-        listener: OnProgress | None,
-        fence: Fence | None = None,
-    ):
-        self._path, self._log, self._listener, self._fence = path, log, listener, fence
+    def __init__(self, path: Path, log: Callable[[str], None], fence: Fence | None = None):
+        self._path, self._log, self._fence = path, log, fence
         self._stage: str | None = None
         self._logged_at, self._pace = float("-inf"), Pace(WRITE_INTERVAL_SECONDS)
 
     def __call__(self, update: ProgressUpdate) -> None:
-        state = dict(update)
-        now, stage = time.monotonic(), str(state.get("stage", ""))
+        now, stage = time.monotonic(), str(update.get("stage", ""))
         is_new_stage = stage != self._stage
         self._stage = stage
         if is_new_stage or now - self._logged_at >= LOG_INTERVAL_SECONDS:
             self._logged_at = now
-            self._log(format_progress(state))
+            self._log(format_progress(update))
         if is_new_stage or self._pace.is_due():
             with self._pace.take_time():
-                write_progress(self._path, {**state, "updated": utc_now()}, self._fence)
-            if self._listener is not None:
-                self._listener(state)
+                write_progress(self._path, {**update, "updated": utc_now()}, self._fence)
 
 
 def write_progress(path: Path, state: ProgressUpdate, fence: Fence | None = None) -> None:

@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import Any, Literal, cast
 
 from kvlab.errors import LeaseLost, RecordDamaged, StoreError, UsageError
-from kvlab.fs import sealed_files
-from kvlab.fs.atomic_files import MAX_JSON_BYTES, parse_json, read_json, read_regular, write_atomic
+from kvlab.fs import atomic_files, sealed_files
+from kvlab.fs.atomic_files import MAX_JSON_BYTES
 from kvlab.fs.lease import Fence
 from kvlab.fs.sealed_files import FileSeal, write_sealed_json
 from kvlab.own_extensions import load_parts
@@ -229,7 +229,7 @@ class TrialRecords(StorePaths):
         for name, text in {"items.jsonl.gz": lines, **contents}.items():
             if text:
                 data = gzip.compress(text.encode(), mtime=0)
-                write_atomic(self.trial_directory(trial_id) / name, data, fence=fence)
+                atomic_files.write_atomic(self.trial_directory(trial_id) / name, data, fence=fence)
                 seals[name] = sealed_files.seal_bytes(data)
         return seals
 
@@ -266,7 +266,7 @@ class TrialRecords(StorePaths):
         name = f"{name}.json.gz"
         path = self.trial_directory(trial_id) / name
         try:
-            value = parse_json(self._read_detail(trial_id, name) or b"{}")
+            value = atomic_files.parse_json(self._read_detail(trial_id, name) or b"{}")
         except ValueError as error:
             raise RecordDamaged(f"{path} is damaged: {error}") from None
         if not isinstance(value, dict):
@@ -288,7 +288,7 @@ class TrialRecords(StorePaths):
             return b""
         data = b""
         with contextlib.suppress(OSError):
-            data = read_regular(path)
+            data = atomic_files.read_regular(path)
         if sealed_files.seal_bytes(data) != files[name]:
             sealed_files.check_file(path, files[name])  # says what is wrong
             raise RecordDamaged(f"{path} was replaced while it was read")
@@ -330,18 +330,15 @@ class TrialRecords(StorePaths):
         """Create the next attempt's directory and return its number. Requires the lock."""
         attempt = 1 + max(self.attempts(trial_id), default=0)
         path = self.attempt_directory(trial_id, attempt)
-        try:
+        with atomic_files.explain_write_errors(path):
             path.mkdir(parents=True)
-        except OSError as error:
-            text = f"{path} cannot be created: {error.strerror}"
-            raise StoreError(f"{text}; free or repair the disk, submit again") from None
         return attempt
 
     def progress(self, trial_id: str) -> dict[str, Any] | None:
         """Return the last progress that a running trial wrote, None if there is none."""
         path = self.trial_directory(trial_id) / "progress.json"
         try:
-            progress = read_json(path)
+            progress = atomic_files.read_json(path)
             sealed_files.check_form(path, progress, ProgressForm)
         except (FileNotFoundError, StoreError):  # not synced, so it may be lost
             return None

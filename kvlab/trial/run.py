@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Literal, Protocol
 
 from kvlab import errors
-from kvlab.fs.atomic_files import write_atomic
+from kvlab.fs.atomic_files import explain_write_errors, write_atomic
 from kvlab.fs.lease import Fence
 from kvlab.fs.sealed_files import read_sealed_json, write_sealed_json
 from kvlab.humanize import summarize_error
@@ -155,7 +155,6 @@ class StopCheck:
 def run_task(
     task: Task,
     store: str | Path,
-    on_progress: attempt.OnProgress | None = None,
     *,
     origin: Origin | None = None,
     stop_flags: Sequence[str | Path] = (),
@@ -171,7 +170,7 @@ def run_task(
     a second task to measure it, with the resources of one; see `Trial.is_measurement`.
 
     Args:
-        on_progress: receives updates, about twice a second at most.
+
         origin: the driver that started the trial.
         stop_flags: files whose presence asks the trial to stop at its next step.
         make_trainable: makes what trains and measures; default with torch.
@@ -210,7 +209,7 @@ def run_task(
             elif status is not None and status != "damaged":
                 return status
             should_stop.check()
-            own = _TrialAttempt(task, record, fences, should_stop, make_trainable, on_progress)
+            own = _TrialAttempt(task, record, fences, should_stop, make_trainable)
             own.log_healed(healed)
             return own.run(origin or Origin(), capture_output)
     except errors.Stopped:
@@ -233,7 +232,6 @@ class _TrialAttempt:
         fences: list[Fence],
         should_stop: StopCheck,
         make_trainable: MakeTrainable | None,
-        on_progress: attempt.OnProgress | None,
     ):
         self.trial, self.store = trial, store
         self.fence, self.fences, self.should_stop = fences[0], fences, should_stop
@@ -248,9 +246,7 @@ class _TrialAttempt:
         self.log(f"attempt {self.attempt.number} at trial {trial.id}, training {trial.training_id}")
         self.progress_path = store.trial_directory(trial.id) / "progress.json"
         self.partial_folder = store.trial_directory(trial.id) / "partial"
-        self.report = attempt.ProgressReporter(
-            self.progress_path, self.log, on_progress, self.fence
-        )
+        self.report = attempt.ProgressReporter(self.progress_path, self.log, self.fence)
 
     def run(self, origin: Origin, capture_output: bool) -> Outcome:
         """Train, measure, and record how that ends, unless by a stop or a broken store.
@@ -315,8 +311,8 @@ class _TrialAttempt:
                 self.log(f"{error}; the driver decides whether it runs again")
                 raise error
             case OSError(errno=code) if code in _DISK_FULL_CODES:
-                text = f"{self.store.path} cannot be written: {error.strerror}"
-                raise errors.StoreError(f"{text}; free or repair the disk, submit again") from None
+                with explain_write_errors(self.store.path):
+                    raise error
         failure = Failure.from_error(error, self.attempt.write_traceback(traceback.format_exc()))
         has_diverged = failure.kind == "diverged"
         status: Literal["failed", "diverged"] = "diverged" if has_diverged else "failed"

@@ -28,8 +28,15 @@ def test_one_line_of_what_there_is():
 def test_a_new_stage_is_told_at_once_and_the_rest_now_and_then(tmp_path, monkeypatch):
     moment = [100.0]
     monkeypatch.setattr("kvlab.store.attempt.time.monotonic", lambda: moment[0])
-    logged, heard = [], []
-    report = ProgressReporter(tmp_path / "progress.json", logged.append, heard.append)
+    logged, told = [], []
+    write = attempt.write_progress
+
+    def tell(path, state, fence):
+        told.append(state["step"])
+        write(path, state, fence)
+
+    monkeypatch.setattr(attempt, "write_progress", tell)
+    report = ProgressReporter(tmp_path / "progress.json", logged.append)
 
     def step(number, seconds, stage="training"):
         moment[0] += seconds
@@ -39,12 +46,12 @@ def test_a_new_stage_is_told_at_once_and_the_rest_now_and_then(tmp_path, monkeyp
     step(2, 0.3)
     step(3, 0.3)
     step(4, 0.1)
-    assert [state["step"] for state in heard] == [1, 3]
+    assert told == [1, 3]
     assert read_json(tmp_path / "progress.json")["step"] == 3
     assert logged == ["training  1/9"]
     step(5, 10.0)
     step(0, 0.0, "evaluation")
-    assert [state["step"] for state in heard] == [1, 3, 5, 0]
+    assert told == [1, 3, 5, 0]
     assert logged == ["training  1/9", "training  5/9", "evaluation  0/9"]
 
 

@@ -144,7 +144,7 @@ def test_a_result_that_cannot_be_recorded_is_a_failure_with_its_traceback(store,
     ("code", "stage"), [(errno.ENOSPC, "train"), (errno.EDQUOT, "measure"), (errno.EROFS, "train")]
 )
 def test_a_full_disk_is_no_finding_about_the_trial(store, trial, code, stage):
-    with pytest.raises(StoreError, match="submit again"):
+    with pytest.raises(StoreError, match="run again"):
         run(trial, store, failing(OSError(code, "no room"), stage))
     assert store.status(trial.id) is None
     assert run(trial, store) == "done"
@@ -184,16 +184,17 @@ def test_a_stop_leaves_no_result_and_goes_on_from_the_checkpoint(store, trial):
     assert steps(store, trial) == [str(step) for step in range(1, 21)]
 
 
-def test_a_stop_is_obeyed_while_another_process_has_the_training(store, trial):
+def test_a_stop_is_obeyed_while_another_process_has_the_training(store, trial, monkeypatch):
     seen = []
 
-    def stop(state):
+    def stop(path, state, fence):  # noqa: ARG001
         seen.append(state["stage"])
         store.stop_flag("s").parent.mkdir(parents=True, exist_ok=True)
         store.stop_flag("s").touch()
 
+    monkeypatch.setattr(task.attempt, "write_progress", stop)
     with store.training_lock(trial.training_id).hold():
-        assert run(trial, store, on_progress=stop) == "stopped"
+        assert run(trial, store) == "stopped"
     assert seen == ["waiting"]
     with store.trial_lock(trial.id).hold():
         assert run(trial, store) == "stopped"
@@ -264,13 +265,16 @@ def test_nothing_is_written_after_the_lock_was_lost(tmp_path, monkeypatch, store
         "training": store.training_directory(trial.training_id),
     }[lock]
     left = {}
+    write = task.attempt.write_progress
 
-    def lose_lock(state):
+    def lose_lock(path, state, fence):
+        write(path, state, fence)
         if state["stage"] == stage and not left:
             (directory / "lock.1").unlink()
             left.update(files(directory))
 
-    assert run_task(trial, store.path, lose_lock) == "elsewhere"
+    monkeypatch.setattr(task.attempt, "write_progress", lose_lock)
+    assert run_task(trial, store.path) == "elsewhere"
     assert left
     assert files(directory) == left
     assert store.status(trial.id) is None
