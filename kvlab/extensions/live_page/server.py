@@ -33,6 +33,7 @@ from kvlab.cli.progress_display import format_outcome
 from kvlab.errors import KvlabError, StoreError, UsageError
 from kvlab.humanize import format_duration, sanitize_line, summarize_error
 from kvlab.store import Store
+from kvlab.store.timings import TIMINGS_FILE
 
 REFRESH_SECONDS = 2.0
 """Age at which facts are read again; reading takes a fifth of the time at most."""
@@ -73,9 +74,9 @@ class LivePage:
         self.store, self.reports = store, reports.resolve()
         self.reports.mkdir(parents=True, exist_ok=True)
         self._facts: dict[str, tuple[float, dict[str, Any]]] = {}  # until when, what
-        self._ended: dict[str, dict[str, Any]] = {}  # of trials that are done, which do not change
+        self._ended: dict[tuple[str, int], dict[str, Any]] = {}  # of results, by when they came
         self._reading = threading.Lock()
-        self._written: dict[str, tuple[str | None, ...]] = {}
+        self._written: dict[str, list[int]] = {}  # when that came of which a report is
         self._writing = threading.Lock()  # matplotlib's settings belong to the process
 
     def list_sweeps(self) -> list[dict[str, Any]]:
@@ -110,9 +111,8 @@ class LivePage:
     def _collect(self, name: str) -> dict[str, Any]:
         facts = collect_sweep_facts(self.store, name)
         trials = facts["trials"]
-        paths = {t["trial"]: self.store.trial_directory(t["trial"]) / "result.json" for t in trials}
-        done = [t for t in trials if t["state"] == "done" and paths[t["trial"]].exists()]
-        done.sort(key=lambda trial: paths[trial["trial"]].stat().st_mtime, reverse=True)
+        done = [trial for trial in trials if trial["state"] == "done"]
+        done.sort(key=lambda trial: self._ended_at(trial["trial"]), reverse=True)
         failed = [t for t in trials if t["state"] in ("failed", "diverged", "pruned")]
         running, curves = [], []
         for trial in [one for one in trials if one["state"] == "running"][:MAX_RUNNING]:
@@ -144,9 +144,13 @@ class LivePage:
             "curves": [*curves, *list(by_training.values())[:MAX_ENDED_CURVES]],
         }
 
+    def _ended_at(self, trial: str) -> int:
+        return _modified_at(self.store.trial_directory(trial) / "result.json")
+
     def _read_ended(self, trial: str) -> dict[str, Any]:
         """Return the outcome, the training and the validation curve of a trial that is done."""
-        if trial not in self._ended:
+        key = trial, self._ended_at(trial)  # it may run again
+        if key not in self._ended:
             try:
                 result = self.store.result(trial) or {}
                 detail = sanitize_line(format_outcome(self.store, trial))
@@ -154,11 +158,11 @@ class LivePage:
                 result, detail = {}, summarize_error(error)
             points = (result.get("curves") or {}).get("validation_loss") or []
             training = result.get("training", "")
-            self._ended[trial] = {"detail": detail, "training": training, "points": _thin(points)}
-        return self._ended[trial]
+            self._ended[key] = {"detail": detail, "training": training, "points": _thin(points)}
+        return self._ended[key]
 
     def find_report(self, name: str) -> Path:
-        """Return the page of a sweep's report, written again if a trial has ended since.
+        """Return the page of a sweep's report, written again if the record has changed since.
 
         Raises:
             UsageError: The store has no such sweep.
@@ -167,11 +171,20 @@ class LivePage:
 
         self.describe_sweep(name)  # an unknown name writes nothing
         with self._writing:
-            states = tuple(map(self.store.status, self.store.sweep_trials(name)))
-            if self._written.get(name) != states:
+            directory = self.store.sweep_directory(name)
+            times = [_modified_at(directory / one) for one in ("sweep.json", TIMINGS_FILE)]
+            times += map(self._ended_at, self.store.sweep_trials(name))
+            if self._written.get(name) != times:
                 write_report(self.store, name, self.reports)
-                self._written[name] = states
+                self._written[name] = times
         return self.reports / name / "report.html"
+
+
+def _modified_at(path: Path) -> int:
+    """Return when a file was written, in ns; 0 if there is none."""
+    with contextlib.suppress(OSError):
+        return path.stat().st_mtime_ns
+    return 0
 
 
 def _describe(trial: dict[str, Any]) -> dict[str, Any]:

@@ -17,6 +17,7 @@ from kvlab.cli.main import main
 from kvlab.extensions.live_page import server as live_server
 from kvlab.extensions.live_page.server import LivePage, listen
 from kvlab.store import Store
+from kvlab.store.timings import write_timings
 from tests.extensions.live_page.served import ask, serve
 from tests.support.browser import Browser
 from tests.support.record_factory import Record
@@ -90,6 +91,28 @@ def test_the_report_is_partial_and_follows_the_record(page, get):
     record.write_result(page.store, {"heads": BAD}, 1, "done")
     assert "over 4 trials" in get("/report/now/report.html")[2]
     assert get("/report/now/results.csv")[0] == 200
+
+
+def test_what_is_measured_again_is_shown(page, monkeypatch):
+    """A trial that runs again ends as it did, and one that is timed again has the same result."""
+    monkeypatch.setattr(live_server, "REFRESH_SECONDS", 0.0)
+    levels, told = {"heads": "mha"}, []
+    monkeypatch.setattr("kvlab.report.write_report", lambda *_: told.append("written"))
+    record = Record(name="over", factors={"heads": ("mha", "mqa")}, seeds=(0,))
+    assert "7.2500" not in str(page.describe_sweep("over")["ended"])
+    page.find_report("over")
+    page.find_report("over")
+    assert told == ["written"]
+    record.change = lambda result, *_: result["measurements"].update(loss=7.25)
+    record.write_result(page.store, levels, 0, "done")
+    monkeypatch.setattr(page, "_facts", {})
+    newest, _ = page.describe_sweep("over")["ended"]
+    assert newest["trial"] == record.trial(levels, 0)
+    assert newest["detail"].startswith("loss 7.2500")
+    page.find_report("over")
+    write_timings(page.store.sweep_directory("over"), [])
+    page.find_report("over")
+    assert told == ["written"] * 3
 
 
 @pytest.mark.parametrize(
