@@ -24,7 +24,7 @@ from kvlab.data.hellaswag_dataset import find_hellaswag_file
 from kvlab.errors import KvlabError, StoreError
 from kvlab.fs.atomic_files import write_atomic
 from kvlab.fs.lock import Lock
-from kvlab.humanize import format_bytes
+from kvlab.humanize import format_bytes, summarize_error
 from kvlab.machine import cpu_count, host_memory
 from kvlab.sweep.executors import make_executor
 
@@ -93,9 +93,13 @@ def _check_torch() -> Iterator[Check]:
         return
     yield Check("torch", "ok", torch.__version__)
     for index in range(torch.cuda.device_count()):
-        free, total = map(format_bytes, torch.cuda.mem_get_info(index))
-        name = torch.cuda.get_device_properties(index).name
-        yield Check(f"GPU {index}", "ok", f"{name}, {free} of {total} memory free")
+        try:
+            free, total = map(format_bytes, torch.cuda.mem_get_info(index))
+            name = torch.cuda.get_device_properties(index).name
+            yield Check(f"GPU {index}", "ok", f"{name}, {free} of {total} memory free")
+        except RuntimeError as error:
+            hint = "see what nvidia-smi says of it; hide it with CUDA_VISIBLE_DEVICES"
+            yield Check(f"GPU {index}", "wrong", summarize_error(error), hint)
     compiler = os.environ.get("CC") or next(filter(shutil.which, ("gcc", "clang", "cc")), None)
     if torch.cuda.is_available():
         if importlib.util.find_spec("triton") is None:

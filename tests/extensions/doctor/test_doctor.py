@@ -3,7 +3,9 @@
 import importlib.util
 import json
 import shutil
+from itertools import repeat
 from types import SimpleNamespace
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -54,6 +56,7 @@ GPU = {
     ("facts", "name", "state", "words"),
     [
         ({}, "GPU 1", "ok", "70 B of 80 B"),
+        ({"mem_get_info": RuntimeError("device is busy\nat x")}, "GPU 1", "wrong", "is busy see"),
         ({"CC": "no-such-compiler"}, "compiler", "wrong", "install gcc"),
         ({"CC": "sh"}, "compiler", "ok", "Triton, with sh"),
         ({"triton": None}, "compiler", "wrong", "pip install triton"),
@@ -67,7 +70,7 @@ GPU = {
 def test_doctor_looks_at_what_a_gpu_needs(facts, name, state, words, monkeypatch, capsys):
     facts = {**GPU, "nvidia-smi": "", "CC": "sh", "triton": "", "built": "12.8", **facts}
     for key in GPU:
-        monkeypatch.setattr(torch.cuda, key, lambda *_, k=key: facts[k])
+        monkeypatch.setattr(torch.cuda, key, Mock(side_effect=repeat(facts[key])))
     monkeypatch.setattr(torch.version, "cuda", facts["built"])
     monkeypatch.setattr(torch.backends.mps, "is_available", lambda: facts.get("mps", False))
     for module, name_of, known in (
