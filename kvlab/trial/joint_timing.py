@@ -1,17 +1,14 @@
 """Time several trials again in one session, where every round of the benchmark runs each once.
 
 Speed does not depend on the weights, so the models are initialized anew, and the session needs no
-training of the record. Its answer is a file for the driver, which keeps it if nothing else used
-the machine.
+training of the record. The driver keeps its answer if nothing else used the machine.
 """
 
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
-from kvlab.errors import Stopped
-from kvlab.fs.atomic_files import write_json
 from kvlab.humanize import summarize_error
 from kvlab.spec import ResourcesConfig
 from kvlab.spec.experiment import Experiment
@@ -27,13 +24,11 @@ class JointTiming:
         seed: of the trials.
         experiments: of the trials, by their ids. What the benchmark measures and where it runs
             are the same in all.
-        result_path: where the answer is written.
     """
 
     id: str
     seed: int
     experiments: Mapping[str, Experiment]
-    result_path: str
 
     @property
     def resources(self) -> ResourcesConfig:
@@ -42,29 +37,23 @@ class JointTiming:
         return one.model_copy(update={"gpus": float(math.ceil(one.devices))})
 
 
-def run_joint_timing(
-    task: JointTiming, check_stop: Callable[[], None] = lambda: None
-) -> Literal["done", "failed", "stopped"]:
-    """Time the trials and write the answer: ``error``, or the fields of `_measure`.
+def run_joint_timing(task: JointTiming, check_stop: Callable[[], None]) -> dict[str, Any]:
+    """Time the trials.
 
     Args:
         check_stop: raises Stopped; called between two turns.
 
-    Raises:
-        StoreError: the answer cannot be written.
+    Returns:
+        ``started``, ``finished``, ``device``, ``threads``, ``disturbance`` and ``trials``; or
+        ``error``, in a line.
     """
     try:
-        answer = _measure(task, check_stop)
-    except Stopped:
-        return "stopped"
+        return _measure(task, check_stop)
     except Exception as error:
-        answer = {"error": summarize_error(error)}
-    write_json(task.result_path, answer)
-    return "failed" if "error" in answer else "done"
+        return {"error": summarize_error(error)}
 
 
 def _measure(task: JointTiming, check_stop: Callable[[], None]) -> dict[str, Any]:
-    """Return ``started``, ``finished``, ``device``, ``threads``, ``disturbance`` and ``trials``."""
     import torch
 
     from kvlab.benchmark.benchmark_stage import time_together

@@ -15,7 +15,7 @@ import traceback
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import Literal, Protocol
+from typing import Any, Literal, Protocol
 
 from kvlab import errors
 from kvlab.fs.atomic_files import explain_write_errors, write_atomic
@@ -32,7 +32,7 @@ from kvlab.store.verification import Damage, heal_directory
 from kvlab.trial.code_identity import this_code
 from kvlab.trial.initial_weights import explain_missing_source
 from kvlab.trial.joint_timing import JointTiming, run_joint_timing
-from kvlab.trial.smoke_test import SmokeTest, run_smoke_test
+from kvlab.trial.smoke_test import SmokeResult, SmokeTest, run_smoke_test
 from kvlab.trial.trial import Trial, build_result, describe_origin, describe_trial
 
 Task = Trial | SmokeTest | JointTiming
@@ -161,7 +161,7 @@ def run_task(
     make_trainable: MakeTrainable | None = None,
     capture_output: bool = False,
     wait: bool = True,
-) -> Outcome:
+) -> Outcome | SmokeResult | dict[str, Any]:
     """Run one trial to its end; do nothing if it has ended before. Or run another task.
 
     The training is skipped if its weights exist, and continued from its last checkpoint if it
@@ -178,9 +178,10 @@ def run_task(
         wait: for another process that runs this trial, instead of returning ``elsewhere``.
 
     Returns:
-        How it ended. ``stopped``, ``paused`` (at ``trial.until``) and ``trained`` (by several
+        How a trial ended. ``stopped``, ``paused`` (at ``trial.until``) and ``trained`` (by several
         workers, one of which is to measure) leave no result, and the next run continues the
         trial. ``elsewhere``: another process has the trial, or has taken it over from this one.
+        Of another task what it found; see `run_smoke_test` and `run_joint_timing`.
 
     Raises:
         StoreError: nothing can be recorded, as when the disk is full.

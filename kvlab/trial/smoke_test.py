@@ -2,16 +2,13 @@
 
 A few microbatches of random tokens go forward and backward, the optimizer steps, some tokens are
 scored one-shot and through the serving cache, and the benchmark's largest cache is filled. The
-record keeps nothing of it. The result is a file for the driver: what failed, or the peak memory.
+record keeps nothing of it.
 """
 
 import traceback
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
-from kvlab.fs.atomic_files import write_json
 from kvlab.spec import ResourcesConfig
 from kvlab.spec.experiment import Experiment
 from kvlab.store.provenance import redact_paths
@@ -41,23 +38,21 @@ class SmokeTest:
         experiment: the trial's, on one device and at one worker's share of a step. Nothing is
             compiled, which takes minutes, unless the memory is to be measured.
         seed: of the weights and the tokens.
-        result_path: where the `SmokeResult` is written.
     """
 
     id: str
     experiment: Experiment
     seed: int
-    result_path: str
 
     @classmethod
-    def of(cls, trial: Trial, result_path: Path) -> "SmokeTest":
+    def of(cls, trial: Trial) -> "SmokeTest":
         """Return the smoke test of a trial's architecture."""
         asked, training = trial.resources, trial.experiment.training
         step: dict[str, Any] = {"batch_tokens": training.batch_tokens // asked.training_workers}
         step["compile"] = training.compile and asked.gpus == "auto"  # else memory decides nothing
         experiment = _change(trial.experiment, training=step, serving={"compile": False})
         experiment = experiment.model_copy(update={"resources": asked.one_worker})
-        return cls(f"smoke-{trial.id}", experiment, trial.seed, str(result_path))
+        return cls(f"smoke-{trial.id}", experiment, trial.seed)
 
     @property
     def resources(self) -> ResourcesConfig:
@@ -66,7 +61,7 @@ class SmokeTest:
 
 @dataclass(frozen=True)
 class SmokeResult:
-    """The result of a smoke test.
+    """The result of a smoke test. Plain data, picklable.
 
     Attributes:
         peak_bytes: on CUDA the most that the allocator reserved, on CPU the growth of the
@@ -83,25 +78,14 @@ class SmokeResult:
     failure: Failure | None = None
     traceback: str | None = None
 
-    @classmethod
-    def from_json(cls, data: Mapping[str, Any]) -> "SmokeResult":
-        failure = data["failure"]
-        return cls(**{**data, "failure": failure and Failure(**failure)})
 
-
-def run_smoke_test(test: SmokeTest) -> Literal["done", "failed"]:
-    """Run the test and write its `SmokeResult`.
-
-    Raises:
-        StoreError: it cannot be written.
-    """
+def run_smoke_test(test: SmokeTest) -> SmokeResult:
+    """Return what failed, or the peak memory."""
     try:
-        result = _measure(test)
+        return _measure(test)
     except Exception as error:
         trace = redact_paths(traceback.format_exc())
-        result = SmokeResult(failure=Failure.from_error(error), traceback=trace)
-    write_json(test.result_path, asdict(result))
-    return "done" if result.failure is None else "failed"
+        return SmokeResult(failure=Failure.from_error(error), traceback=trace)
 
 
 def _change(experiment: Experiment, **sections: dict[str, Any]) -> Experiment:

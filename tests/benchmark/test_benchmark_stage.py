@@ -12,7 +12,6 @@ from kvlab.benchmark.measurement import Measurement, StopRule
 from kvlab.benchmark.measures import generation_task
 from kvlab.benchmark.timing_statistics import compare_timings
 from kvlab.errors import Stopped
-from kvlab.fs.atomic_files import read_json
 from kvlab.model import GPT
 from kvlab.model.generate import EagerDecoder
 from kvlab.spec import Experiment, ModelConfig
@@ -167,7 +166,7 @@ def test_what_the_listener_raises_ends_it():
         benchmark(GPT(of.model), of, on_progress=stop)
 
 
-def test_trials_that_are_timed_together_take_turns(tmp_path, monkeypatch):
+def test_trials_that_are_timed_together_take_turns(monkeypatch):
     """Every round runs each variant once, forwards and backwards; memory is not taken again."""
     monkeypatch.setattr("kvlab.benchmark.interleaving.MAX_FOREIGN_SHARE", 2.0)
     turns = []
@@ -185,9 +184,7 @@ def test_trials_that_are_timed_together_take_turns(tmp_path, monkeypatch):
         trials[f"trial{heads}"] = experiment(**settings).model_copy(
             update={"model": ModelConfig.model_validate(model), "name": f"heads{heads}"}
         )
-    task = JointTiming("timing", 0, trials, str(tmp_path / "answer.json"))
-    assert run_joint_timing(task) == "done"
-    answer = read_json(task.result_path)
+    answer = run_joint_timing(JointTiming("timing", 0, trials), lambda: None)
     assert turns == [4, 1, 4, 1, 1, 4]  # after one warm-up of each
     assert answer["disturbance"] == ""
     for trial, one in trials.items():
@@ -201,9 +198,8 @@ def test_trials_that_are_timed_together_take_turns(tmp_path, monkeypatch):
         assert metrics == {"ttft", "tpot", "tokens_per_second"}
 
 
-def test_a_session_that_is_asked_to_stop_writes_nothing(tmp_path):
+def test_a_session_that_is_asked_to_stop_has_no_times(tmp_path):
     (tmp_path / "stop").touch()
-    task = JointTiming("timing", 0, {"t": experiment()}, str(tmp_path / "answer.json"))
+    task = JointTiming("timing", 0, {"t": experiment()})
     stop = StopCheck([tmp_path / "stop"], ())
-    assert run_joint_timing(task, stop.check) == "stopped"
-    assert not (tmp_path / "answer.json").exists()
+    assert run_joint_timing(task, stop.check) == {"error": "asked to stop"}

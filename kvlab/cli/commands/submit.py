@@ -295,11 +295,12 @@ class _SweepRun:
     ) -> list[PlannedTrial]:
         """Check memory, get data and run smoke tests before the first trial."""
         options = self.options
-        answers: list[Any] = [budget.measure_machine_memory()]
+        measure = budget.measure_machine_memory
         if options.address:
-            measure = budget.measure_machine_memory
-            answers = [*self._executor.run_on_all_machines(measure, "").values()]
-        machines = [budget.MachineMemory(**json.loads(a)) for a in answers if isinstance(a, str)]
+            answers = self._executor.run_on_all_machines(measure, "").values()
+            machines = [one for one in answers if isinstance(one, budget.MachineMemory)]
+        else:
+            machines = [measure()]
         one_at_a_time = EXECUTORS[options.executor].runs_in_process or planned.sweep.search
         for line in budget.check_memory(missing, machines, bool(one_at_a_time)):
             self._say(line)
@@ -309,7 +310,7 @@ class _SweepRun:
         self.display.report_preparation("")
         costs = budget.estimate_budget(planned, self.store)
         run_smoke_tests = preparation.SmokeTests(
-            self.store, planned.sweep.name, self._executor, self._origin, self._say, options.smoke,
+            self.store, self._executor, self._origin, self._say, options.smoke,
             costs.rate.flops_per_second if costs and costs.rate else None,
         )  # fmt: skip
         return run_smoke_tests(missing, check_stop)

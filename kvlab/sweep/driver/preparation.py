@@ -14,9 +14,10 @@ import uuid
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from kvlab.data.hellaswag_dataset import get_hellaswag_file
-from kvlab.errors import StoreError, UsageError
+from kvlab.errors import UsageError
 from kvlab.fs.atomic_files import write_atomic
 from kvlab.humanize import format_bytes, format_count
 from kvlab.layout.gpu_sharing import device_share, trials_per_device
@@ -25,10 +26,9 @@ from kvlab.store import Store
 from kvlab.store.provenance import Origin
 from kvlab.store.result import OUT_OF_MEMORY, Failure
 from kvlab.sweep.driver.trial_queue import architecture_key
-from kvlab.sweep.executors.executor import Executor, read_answer, run_tasks
+from kvlab.sweep.executors.executor import Executor, run_tasks
 from kvlab.sweep.planning.planner import PlannedTrial
 from kvlab.trial.finalize import record_failure
-from kvlab.trial.fingerprint import ID_LENGTH, fingerprint
 from kvlab.trial.smoke_test import SmokeResult, SmokeTest
 
 MIN_TRAINING_SECONDS = 300.0
@@ -65,7 +65,7 @@ class SmokeTests:
     """Run the smoke tests of one sweep.
 
     Args:
-        store, sweep: Where the results are kept until they are read.
+        store: Where failures are recorded.
         executor: Runs the tests. It must be idle.
         origin: Provenance of this run, for failures.
         on_progress: Called with lines for people.
@@ -74,7 +74,6 @@ class SmokeTests:
     """
 
     store: Store
-    sweep: str
     executor: Executor
     origin: Origin
     on_progress: Callable[[str], None]
@@ -106,11 +105,12 @@ class SmokeTests:
         if not groups:
             return list(missing)
         self.on_progress(f"smoke test: one step of {format_count(len(groups), 'architecture')}")
-        results = self._run({key: group[0] for key, group in groups.items()}, check_stop)
+        tests = [SmokeTest.of(group[0].trial) for group in groups.values()]
+        results = self._run(tests, check_stop)
         prepared: dict[str, PlannedTrial] = {}
         broken = 0
-        for key, group in groups.items():
-            result = results.get(key, SmokeResult())
+        for test, group in zip(tests, groups.values(), strict=True):
+            result = results.get(test.id, SmokeResult())
             failure = result.failure
             if failure is not None and failure.kind not in _HANDLED_BY_TRIAL:
                 broken += 1
@@ -132,25 +132,16 @@ class SmokeTests:
         return [prepared.get(planned.trial.id, planned) for planned in missing]
 
     def _run(
-        self, trials: dict[str, PlannedTrial], check_stop: Callable[[], None]
+        self, tests: Iterable[SmokeTest], check_stop: Callable[[], None]
     ) -> dict[str, SmokeResult]:
-        """Return the results by key; none for a test whose process died."""
-        # A folder of this run alone: another driver of the sweep may test the same.
-        folder = self.store.sweep_directory(self.sweep) / "smoke" / uuid.uuid4().hex[:8]
-        paths = {key: folder / f"{key}.json" for key in trials}
-        tests = {key: SmokeTest.of(one.trial, paths[key]) for key, one in trials.items()}
-        keys = {test.id: key for key, test in tests.items()}
+        """Return the results by id; none for a test whose process died."""
         results: dict[str, SmokeResult] = {}
-        for ended in run_tasks(self.executor, tests.values(), check_stop):
-            key = keys[ended.task_id]
+        for ended in run_tasks(self.executor, tests, check_stop):
             if isinstance(ended.error, MemoryError):
-                results[key] = SmokeResult(failure=Failure.from_error(ended.error))
-            elif ended.outcome is not None or isinstance(ended.error, StoreError):
-                results[key] = SmokeResult.from_json(read_answer(ended, paths[key]))
+                results[ended.task_id] = SmokeResult(failure=Failure.from_error(ended.error))
+            elif ended.error is None:
+                results[ended.task_id] = ended.outcome
             # else its process died, which the trials will handle
-        with contextlib.suppress(OSError):  # another driver's are in it, or none were written
-            folder.rmdir()
-            folder.parent.rmdir()
         return results
 
 
@@ -163,7 +154,7 @@ def smoke_test_key(planned: PlannedTrial) -> str:
     facts += [resources.devices > 0, resources.accelerator_type]
     if resources.gpus == "auto":
         facts += [training.batch_tokens, training.compile, resources.model_dump(mode="json")]
-    return fingerprint({"smoke": json.dumps(facts)})[:ID_LENGTH]
+    return json.dumps(facts)
 
 
 def estimate_training_seconds(planned: PlannedTrial, flops_per_second: float | None) -> float:
@@ -185,7 +176,7 @@ _DRIVER_FILE = "driver"
 def check_store_is_shared(
     store: Path,
     folder: Path,
-    run_on_all_machines: Callable[[Callable[[str], str], str], Mapping[str, str | Exception]],
+    run_on_all_machines: Callable[[Callable[[str], str], str], Mapping[str, Any]],
 ) -> None:
     """Write and read a few bytes in ``folder`` from here and from every machine.
 

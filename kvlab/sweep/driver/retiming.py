@@ -8,14 +8,13 @@ meanwhile, the record says so, and the first times stay, marked as disturbed.
 """
 
 import time
-from collections.abc import Callable, Iterator
-from dataclasses import replace
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 from kvlab.analysis.study import Study
 from kvlab.analysis.trial_rows import is_time, is_training_rate
-from kvlab.errors import Stopped, StoreError, UsageError
+from kvlab.errors import Stopped, UsageError
 from kvlab.fs.lock import Lock
 from kvlab.humanize import format_count, format_duration
 from kvlab.layout import KVLayout, parameter_count
@@ -26,9 +25,9 @@ from kvlab.store.provenance import Origin, utc_now
 from kvlab.store.record_forms import refuse_malformed
 from kvlab.store.timings import TimedTrial, TimingSession, read_timings, write_timings
 from kvlab.sweep.driver.driver_registry import StopRequest, join_sweep, stop_on_signal
-from kvlab.sweep.executors.executor import Executor, read_answer, run_tasks
+from kvlab.sweep.executors.executor import Executor, run_tasks
 from kvlab.sweep.planning.planner import Plan
-from kvlab.trial.fingerprint import ID_LENGTH, fingerprint
+from kvlab.trial.fingerprint import fingerprint
 from kvlab.trial.joint_timing import JointTiming
 
 MAX_SESSION_BYTES = 4 * 2**30
@@ -159,8 +158,7 @@ def time_again(
             for seed, trials in sessions:
                 label = f"timing {format_count(len(trials), 'trial')} of seed {seed} again"
                 started = time.monotonic()
-                session = _run_session((seed, trials), store, directory, executor, stop)
-                session = replace(session, commit=origin.commit)
+                session = _run_session(seed, trials, store, executor, stop, origin.commit)
                 kept = [  # others, and times that a session which failed does not replace
                     one
                     for one in read_timings(directory)
@@ -181,7 +179,12 @@ def time_again(
 
 
 def _run_session(
-    session: Session, store: Store, directory: Path, executor: Executor, stop: StopRequest
+    seed: int,
+    trials: Mapping[str, Experiment],
+    store: Store,
+    executor: Executor,
+    stop: StopRequest,
+    commit: str | None,
 ) -> TimingSession:
     """Time trials in a worker; see `kvlab.trial.joint_timing` for its answer.
 
@@ -190,21 +193,11 @@ def _run_session(
 
     Raises:
         Stopped: the driver has been asked to stop.
-        StoreError: the worker could not write its answer.
     """
-    seed, trials = session
-    key = fingerprint({"timing": [seed, *trials]})[:ID_LENGTH]
-    path = directory / f".timing-{key}.json"  # hidden: gc takes what a kill leaves
-    task = JointTiming(f"timing-{key}", seed, trials, str(path))
+    task = JointTiming(f"timing-{seed}", seed, trials)
     (ended,) = run_tasks(executor, [task], stop.check)  # the worker sees a request to stop as well
-    try:
-        stop.check()
-        is_broken = ended.error is not None and not isinstance(ended.error, StoreError)
-        answer: dict[str, Any] = (
-            {"error": str(ended.error)} if is_broken else read_answer(ended, path)
-        )
-    finally:
-        path.unlink(missing_ok=True)
+    stop.check()
+    answer: dict[str, Any] = ended.outcome if ended.error is None else {"error": str(ended.error)}
     failure = answer.get("error") or answer.get("disturbance") or ""
     timed = dict[str, TimedTrial]()
     for trial in trials:
@@ -214,4 +207,4 @@ def _run_session(
     now = utc_now()
     unknown = {"started": now, "finished": now, "device": "", "threads": 0}
     facts: dict[str, Any] = {key: answer.get(key, other) for key, other in unknown.items()}
-    return TimingSession(seed, **facts, commit=None, trials=timed, failure=failure)
+    return TimingSession(seed, **facts, commit=commit, trials=timed, failure=failure)

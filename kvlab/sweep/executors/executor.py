@@ -8,18 +8,15 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, Protocol
 
-from kvlab.errors import StoreError
-from kvlab.fs.atomic_files import read_json
 from kvlab.spec import ResourcesConfig
-from kvlab.trial.run import Outcome, Task
+from kvlab.trial.run import Task
 
 WAIT_SECONDS = 0.5
 
-RunTask = Callable[[Task], Outcome]
-"""Run one task and record it, as `kvlab.trial.run.run_task` does for one store."""
+RunTask = Callable[[Task], Any]
+"""Run one task, as `kvlab.trial.run.run_task` does for one store."""
 
 
 @dataclass(frozen=True)
@@ -27,32 +24,15 @@ class EndedTask:
     """How a task ended: with an outcome, or with the error that kept it from one.
 
     Attributes:
-        task_id: Of the trial or the smoke test.
-        outcome: What the run returned.
+        task_id: Of the trial or another task.
+        outcome: What the run returned, of a trial an `Outcome`.
         error: `kvlab.errors.WorkerKilled` if its process died, by a signal or with its machine; a
             ``MemoryError`` if the machine's memory ran out; or what the run itself raised.
     """
 
     task_id: str
-    outcome: Outcome | None = None
+    outcome: Any = None
     error: BaseException | None = None
-
-
-def read_answer(ended: EndedTask, path: Path) -> Any:
-    """Return what a task wrote as JSON in the place of a record, and remove the file.
-
-    Raises:
-        StoreError: The task could not write it, or wrote it in another store.
-    """
-    if isinstance(ended.error, StoreError):
-        raise ended.error
-    try:
-        return read_json(path)
-    except FileNotFoundError:
-        text = f"{path} was not written; workers and driver must share the store"
-        raise StoreError(text) from None
-    finally:
-        path.unlink(missing_ok=True)
 
 
 class Executor(Protocol):
@@ -73,9 +53,7 @@ class Executor(Protocol):
     def wait(self, seconds: float) -> list[EndedTask]:
         """Return the tasks that have ended; wait up to ``seconds`` for the first."""
 
-    def run_on_all_machines(
-        self, function: Callable[[str], str], argument: str
-    ) -> dict[str, str | Exception]:
+    def run_on_all_machines(self, function: Callable[[str], Any], argument: str) -> dict[str, Any]:
         """Call ``function(argument)`` on each machine that tasks may run on.
 
         Args:

@@ -7,6 +7,7 @@ import signal
 import threading
 from collections.abc import Callable, Iterable
 from multiprocessing.connection import Connection
+from typing import Any
 
 from kvlab.errors import WorkerKilled
 from kvlab.machine import cpu_count
@@ -14,7 +15,7 @@ from kvlab.spec import ResourcesConfig
 from kvlab.store.attempt import stall_seconds
 from kvlab.sweep.executors.capacity import KIND, Capacity
 from kvlab.sweep.executors.executor import EndedTask, RunTask
-from kvlab.trial.run import STALLED_EXIT, Outcome, Task, end_when_stalled, stop_at_sigterm
+from kvlab.trial.run import STALLED_EXIT, Task, end_when_stalled, stop_at_sigterm
 
 
 class InlineExecutor:
@@ -65,14 +66,14 @@ class InlineExecutor:
         except Exception as error:
             return [EndedTask(task.id, error=error)]
 
-    def _run_apart(self, task: Task) -> Outcome:
+    def _run_apart(self, task: Task) -> Any:
         context = multiprocessing.get_context("spawn")
         answer, theirs = context.Pipe(duplex=False)
         process = context.Process(target=_run_and_answer, args=(self._run, task, theirs))
         process.start()
         theirs.close()
         try:
-            found: Outcome | Exception = answer.recv()
+            found = answer.recv()
             process.join()
         except EOFError:
             process.join()
@@ -86,9 +87,7 @@ class InlineExecutor:
             raise found
         return found
 
-    def run_on_all_machines(
-        self, function: Callable[[str], str], argument: str
-    ) -> dict[str, str | Exception]:
+    def run_on_all_machines(self, function: Callable[[str], Any], argument: str) -> dict[str, Any]:
         try:
             return {"this machine": function(argument)}
         except Exception as error:

@@ -23,7 +23,7 @@ from kvlab.spec import ResourcesConfig
 from kvlab.sweep.executors.capacity import Capacity
 from kvlab.sweep.executors.executor import EndedTask, RunTask
 from kvlab.sweep.executors.reaper import Reaper
-from kvlab.trial.run import Outcome, Task, stop_at_sigterm
+from kvlab.trial.run import Task, stop_at_sigterm
 
 os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # read when ray is imported
 import ray
@@ -31,7 +31,7 @@ import ray.exceptions
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 OBJECT_STORE_BYTES = 80 * 2**20
-"""Close to Ray's minimum: a task takes a configuration and returns a word."""
+"""Close to Ray's minimum: a task takes a configuration and returns a word, or some numbers."""
 
 ANSWER_SECONDS = 90.0
 """Time for a machine to start a process and call a function in it."""
@@ -84,7 +84,7 @@ class RayExecutor:
         self._capacity = Capacity(lambda: [node["Resources"] for node in _list_alive_nodes()])
         self._running: dict[Any, Task] = {}  # object reference -> its task
 
-        def kvlab_trial(task: Task) -> Outcome:  # Ray names worker processes after the function
+        def kvlab_trial(task: Task) -> Any:  # Ray names worker processes after the function
             with stop_at_sigterm():
                 return run(task)
 
@@ -135,9 +135,7 @@ class RayExecutor:
                 ended += self._reconnect()
         return ended
 
-    def run_on_all_machines(
-        self, function: Callable[[str], str], argument: str
-    ) -> dict[str, str | Exception]:
+    def run_on_all_machines(self, function: Callable[[str], Any], argument: str) -> dict[str, Any]:
         references = {}
         remote = ray.remote(max_retries=2, num_cpus=0)(function)
         for node in _list_alive_nodes():
@@ -146,7 +144,7 @@ class RayExecutor:
                 affinity = NodeAffinitySchedulingStrategy(node["NodeID"], soft=False)
                 remote_there = remote.options(scheduling_strategy=affinity)
                 references[f"{name}, node {node['NodeID'][:6]})"] = remote_there.remote(argument)
-        results: dict[str, str | Exception] = {}
+        results: dict[str, Any] = {}
         for name, reference in references.items():
             try:
                 results[name] = ray.get(reference, timeout=ANSWER_SECONDS)

@@ -362,8 +362,8 @@ class MachineMemory:
         return max(1, int(fit + 1e-6))
 
 
-def measure_machine_memory(_: str = "") -> str:
-    """Return the `MachineMemory` of this machine as JSON, without importing torch.
+def measure_machine_memory(_: str = "") -> MachineMemory:
+    """Return the memory of this machine, without importing torch.
 
     The argument is not used: an executor runs functions of one string on its machines.
     """
@@ -375,8 +375,7 @@ def measure_machine_memory(_: str = "") -> str:
         handles = map(pynvml.nvmlDeviceGetHandleByIndex, range(pynvml.nvmlDeviceGetCount()))
         sizes = [int(pynvml.nvmlDeviceGetMemoryInfo(handle).total) for handle in handles]
         pynvml.nvmlShutdown()
-    device = max(sizes, default=0)
-    return json.dumps({"host": host_memory(), "device": device, "cores": cpu_count()})
+    return MachineMemory(host_memory(), max(sizes, default=0), cpu_count())
 
 
 def check_memory(

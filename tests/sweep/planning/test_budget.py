@@ -210,7 +210,7 @@ def test_a_machine_says_what_it_has(monkeypatch):
     monkeypatch.setattr(pynvml, "nvmlDeviceGetHandleByIndex", lambda index: index)
     memory = lambda index: SimpleNamespace(total=sizes[index])  # noqa: E731
     monkeypatch.setattr(pynvml, "nvmlDeviceGetMemoryInfo", memory)
-    machine = MachineMemory(**json.loads(measure_machine_memory()))
+    machine = measure_machine_memory()
     assert machine.device == 143771 * 2**20
     assert 0 < machine.host == host_memory() <= psutil.virtual_memory().total
     assert machine.cores >= 1
