@@ -15,7 +15,6 @@ from kvlab.store.attempt import ProgressUpdate, format_progress
 from kvlab.sweep import Driver
 from kvlab.sweep.driver.sweep_progress import NOT_OVER, Event, estimate_pace, list_durations
 from kvlab.sweep.planning.planner import Plan, PlannedTrial, trials_to_run
-from kvlab.trial.finalize import format_pruned
 
 REDRAW_SECONDS = 0.5
 HEARTBEAT_SECONDS = 10.0
@@ -150,8 +149,9 @@ def format_outcome(store: Store, trial_id: str) -> str:
     result = store.result(trial_id)
     if result is None:
         return ""
-    if result["status"] == "pruned":
-        return format_pruned(result)
+    if facts := result.get("pruned"):
+        steps = f"after step {facts['step']:,} of {facts['steps']:,}"
+        return f"validation loss {facts['loss']:.4f} {steps}"
     if error := result.get("error"):
         message = (error["message"].splitlines() or [""])[0]
         hint = f"kvlab logs {trial_id[:ID_DIGITS]}"

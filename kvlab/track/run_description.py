@@ -32,6 +32,7 @@ from kvlab.own_extensions import name_members
 from kvlab.spec.sweep import SEARCH_FACTOR
 from kvlab.store import DETAIL_FILES
 from kvlab.store.metrics import collect_metrics
+from kvlab.store.result import flatten
 
 VERSION = 3
 """Raise it when the same record is mirrored differently: every run is then made anew."""
@@ -164,12 +165,9 @@ def factor_param(factor: str) -> str:
     return f"factor.{factor}" if factor == "seed" else factor
 
 
-def flatten_settings(value: Any, name: str = "") -> Iterator[tuple[str, str]]:
+def flatten_settings(settings: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     """Iterate over nested settings as dotted names and texts; lists are written as JSON."""
-    if isinstance(value, Mapping):
-        for key, item in value.items():
-            yield from flatten_settings(item, f"{name}.{key}" if name else str(key))
-    else:
+    for name, value in flatten(settings):
         yield name, value if isinstance(value, str) else json.dumps(value)
 
 

@@ -3,7 +3,6 @@
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
-from typing import Any
 
 from kvlab.fs.lease import Fence
 from kvlab.store import Status, Store
@@ -47,17 +46,17 @@ def record_failure(
     Returns:
         Whether it was recorded: not if a process still runs it, or if it has ended.
     """
-    is_smoke = smoke_trace is not None
-    with claim_result(trial, store, ("pruned",) if is_smoke else ()) as fence:
+    with claim_result(trial, store, () if smoke_trace is None else ("pruned",)) as fence:
         if fence is None:
             return False
         started = utc_now()
-        if is_smoke:
+        if smoke_trace is not None:
             store.write_trial(trial.id, describe_trial(trial), fence)
             attempt = Attempt(store, trial.id, fence)
             attempt.log("not run: one step of its architecture failed in the smoke test")
-            message, trace = f"in the smoke test: {failure.message}", smoke_trace or ""
-            failure = replace(failure, message=message, traceback=attempt.write_traceback(trace))
+            path = attempt.write_traceback(smoke_trace)
+            message = f"in the smoke test: {failure.message}"
+            failure = replace(failure, message=message, traceback=path)
         provenance = describe_origin(trial, store, origin, started)
         store.write_result(build_result(trial, "failed", provenance, failure=failure), fence)
         return True
@@ -85,9 +84,3 @@ def record_pruned(trial: Trial, store: Store, origin: Origin) -> bool:
         ]
         store.write_result(result, fence)
         return True
-
-
-def format_pruned(result: dict[str, Any]) -> str:
-    """Return where a pruned trial stands, from its result."""
-    facts = result["pruned"]
-    return f"validation loss {facts['loss']:.4f} after step {facts['step']:,} of {facts['steps']:,}"

@@ -126,18 +126,16 @@ class InitialWeightsResolver:
         return self._checkpoints[init_from]
 
 
-def is_source_missing(trial: "Trial", store: Store) -> bool:
-    """Return whether a trial has to train from another training that is not done."""
+def find_missing_source(trial: "Trial", store: Store) -> TrainedWeights | None:
+    """Return the training that a trial has to train from and that is not done; None if none is."""
     source = trial.source_training
     if source is None or store.is_trained(trial.training_id):
-        return False
-    return not store.is_trained(source.training_id)
+        return None
+    return None if store.is_trained(source.training_id) else source
 
 
-def explain_missing_source(trial: "Trial", store: Store) -> str:
-    """Return why the training that ``trial`` starts from has no weights, and what to do."""
-    source = trial.source_training
-    assert source is not None, "only a trial that starts from a training can miss it"
+def explain_missing_source(source: TrainedWeights, store: Store) -> str:
+    """Return why a training that another one starts from has no weights, and what to do."""
     message = store.divergence(source.training_id)
     reason = f"diverged: {message}" if message else "has no weights: its trials failed or are gone"
     text = f"its weights start from training {source.training_id} ({source.name}), which {reason}"

@@ -27,6 +27,7 @@ from kvlab.store import Store, attempt
 from kvlab.store.attempt import ProgressUpdate
 from kvlab.store.partial_results import PartialResults
 from kvlab.store.provenance import Origin, build_provenance
+from kvlab.store.record_forms import EndStatus
 from kvlab.store.result import Failure, TrialMeasurements
 from kvlab.store.verification import Damage, heal_directory
 from kvlab.trial.code_identity import this_code
@@ -40,7 +41,7 @@ Task = Trial | SmokeTest | JointTiming
 
 ReportProgress = Callable[[ProgressUpdate], None]
 
-Outcome = Literal["done", "failed", "diverged", "stopped", "paused", "trained", "elsewhere"]
+Outcome = EndStatus | Literal["stopped", "paused", "trained", "elsewhere"]
 
 STOP_CHECK_SECONDS = 0.2
 
@@ -315,8 +316,7 @@ class _TrialAttempt:
                 with explain_write_errors(self.store.path):
                     raise error
         failure = Failure.from_error(error, self.attempt.write_traceback(traceback.format_exc()))
-        has_diverged = failure.kind == "diverged"
-        status: Literal["failed", "diverged"] = "diverged" if has_diverged else "failed"
+        status: EndStatus = "diverged" if failure.kind == "diverged" else "failed"
         provenance = describe_origin(self.trial, self.store, origin, self.attempt.started)
         result = build_result(self.trial, status, provenance, failure=failure)
         self.store.write_result(result, self.fence)
@@ -360,7 +360,7 @@ class _TrialAttempt:
                 raise errors.Diverged(message)
             source = trial.source_training
             if source is not None and not self.store.is_trained(source.training_id):
-                raise errors.SourceDamaged(explain_missing_source(trial, self.store))
+                raise errors.SourceDamaged(explain_missing_source(source, self.store))
             write_sealed_json(directory / "config.json", trial.training_identity(), fence=fence)
             if trial.initial_weights is not None:  # the record of which may be gone
                 self.log_healed(heal_directory(directory, fence, contents=False))
@@ -417,7 +417,7 @@ class _TrialAttempt:
             self.repair_source(other)
             raise
         except errors.Diverged:
-            raise errors.SourceMissing(explain_missing_source(trial, self.store)) from None
+            raise errors.SourceMissing(explain_missing_source(source, self.store)) from None
 
     def record_result(self, origin: Origin, measured: TrialMeasurements) -> None:
         trial, store = self.trial, self.store

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
 from kvlab.layout import parameter_count, training_flops
 from kvlab.spec import ResourcesConfig
@@ -10,6 +10,7 @@ from kvlab.spec.dtypes import MODEL_DTYPE
 from kvlab.spec.experiment import Experiment
 from kvlab.store import Store
 from kvlab.store.provenance import Origin, build_provenance
+from kvlab.store.record_forms import EndStatus
 from kvlab.store.result import Failure, TrialMeasurements, describe_experiment, describe_kv
 from kvlab.trial import fingerprint as fingerprints
 from kvlab.trial.code_identity import this_code
@@ -89,7 +90,7 @@ class Trial:
 
 def build_result(
     trial: Trial,
-    status: Literal["done", "failed", "diverged", "pruned"],
+    status: EndStatus,
     provenance: dict[str, Any],
     *,
     measured: TrialMeasurements | None = None,

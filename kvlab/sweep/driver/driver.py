@@ -22,8 +22,8 @@ from kvlab.sweep.driver.sweep_progress import NOT_OVER, Event, PrepareTrials, Su
 from kvlab.sweep.executors.executor import EndedTask, Executor
 from kvlab.sweep.planning import planner
 from kvlab.sweep.planning.planner import Plan, PlannedTrial, Stage, ended_status
-from kvlab.trial import finalize
-from kvlab.trial.initial_weights import explain_missing_source, is_source_missing
+from kvlab.trial import finalize, initial_weights
+from kvlab.trial.initial_weights import TrainedWeights
 
 WAIT_SECONDS = 0.5
 
@@ -216,7 +216,8 @@ class Driver:
                 self._queue.push(planned)
                 continue
             self._trials[trial.id] = planned
-            if is_source_missing(trial, self.store) and self._must_wait_for_source(planned):
+            source = initial_weights.find_missing_source(trial, self.store)
+            if source is not None and self._must_wait_for_source(planned, source):
                 continue
             if self._trainings.is_running(trial.training_id):
                 self._trainings.wait_for(trial.training_id, planned)
@@ -227,8 +228,8 @@ class Driver:
             else:
                 if not self.store.is_trained(trial.training_id):
                     self._trainings.begin(trial.training_id, trial)
-                if is_source_missing(trial, self.store) and trial.source_training is not None:
-                    self._trainings.begin(trial.source_training.training_id, trial)
+                if source is not None:
+                    self._trainings.begin(source.training_id, trial)
                 self._running[trial.id] = time.monotonic()
                 self.on_event(Event("started", planned))
                 self.executor.start(trial)
@@ -245,14 +246,12 @@ class Driver:
             self._said.add(message)
             self.on_event(Event(kind, planned, message=message))
 
-    def _must_wait_for_source(self, planned: PlannedTrial) -> bool:
+    def _must_wait_for_source(self, planned: PlannedTrial, source: TrainedWeights) -> bool:
         """Let a trial wait for the training that it starts from; fail it if none is to come.
 
         Returns:
             False if it may train its source again: one that was done, and is lost.
         """
-        source = planned.trial.source_training
-        assert source is not None, "checked by is_source_missing"
         training_id = source.training_id
         sharing = [p.trial.id for p in self.plan.trials if p.trial.training_id == training_id]
         states = {self._states.get(trial_id) for trial_id in sharing}
@@ -261,7 +260,7 @@ class Driver:
         elif "done" in states:
             return False
         else:
-            error = SourceMissing(explain_missing_source(planned.trial, self.store))
+            error = SourceMissing(initial_weights.explain_missing_source(source, self.store))
             self._handle_end(EndedTask(planned.trial.id, error=error), 0.0)
         return True
 

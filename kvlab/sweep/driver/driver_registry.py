@@ -57,10 +57,10 @@ def join_sweep(
         with _hold_registry_lock(store, name):
             alone = Lock(store.sweep_directory(name) / "alone")
             try:
-                recorded = _check_can_join(store, name, description, exclusive, alone)
+                recorded = _check_can_join(store, name, description, exclusive)
             except UsageError:  # the driver of a lost machine seems to run for some minutes
                 free_abandoned([*(one.path for one in store.held_driver_locks(name)), alone.path])
-                recorded = _check_can_join(store, name, description, exclusive, alone)
+                recorded = _check_can_join(store, name, description, exclusive)
             if exclusive:
                 alone.acquire(timeout=LEASE_PATIENCE * lease_seconds())
                 stack.callback(alone.release)
@@ -92,11 +92,7 @@ def _hold_registry_lock(store: Store, name: str) -> Iterator[None]:
 
 
 def _check_can_join(
-    store: Store,
-    name: str,
-    description: Mapping[str, Any] | None,
-    exclusive: bool,
-    exclusive_lock: Lock,
+    store: Store, name: str, description: Mapping[str, Any] | None, exclusive: bool
 ) -> Mapping[str, Any]:
     """Return the sweep's description in the record, empty if there is none that can be read."""
     others = store.held_driver_locks(name)
@@ -112,7 +108,7 @@ def _check_can_join(
         return recorded
     text = f"sweep = {name} is being run by {others[0].describe_holder()}"
     hint = f"wait for it, or end it with `kvlab stop {name}`"
-    if exclusive or seems_held(exclusive_lock.path):
+    if exclusive or seems_held(store.sweep_directory(name) / "alone"):
         raise UsageError(f"{text}, and a search has one driver; {hint}")
     if store.stop_flag(name).exists():
         raise UsageError(f"{text}, which has been asked to stop; submit again when it has")

@@ -15,9 +15,10 @@ from kvlab.layout.training_memory import microbatch_rows
 from kvlab.spec import Experiment
 from kvlab.spec.sweep import FailuresConfig
 from kvlab.store import Store
+from kvlab.store.record_forms import EndStatus
 from kvlab.store.result import OUT_OF_MEMORY, Failure
 from kvlab.sweep.executors.executor import Executor
-from kvlab.sweep.planning.planner import EndedStatus, PlannedTrial, ended_status
+from kvlab.sweep.planning.planner import PlannedTrial, ended_status
 
 MAX_BACKOFF_SECONDS = 300.0
 FORGET_TIMEOUT_SECONDS = 1.0
@@ -166,7 +167,7 @@ class RetryPolicy:
             return None
 
 
-def forget_failure(store: Store, trial_id: str) -> EndedStatus | None:
+def forget_failure(store: Store, trial_id: str) -> EndStatus | None:
     """Set a failed trial's result aside, so that it can run again, and return its status.
 
     Another process may have taken the trial meanwhile; then its result stays.

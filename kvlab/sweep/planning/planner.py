@@ -4,8 +4,7 @@ import hashlib
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
-from functools import cached_property
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 from kvlab.analysis.estimand import Estimand
 from kvlab.analysis.trial_rows import Levels
@@ -18,19 +17,18 @@ from kvlab.spec.experiment import Experiment
 from kvlab.spec.size_config import count_size_parameters
 from kvlab.spec.sweep import Cell, CellKey, Sweep
 from kvlab.store import Store
+from kvlab.store.record_forms import EndStatus
 from kvlab.sweep.planning import texts as planned_texts
 from kvlab.sweep.planning.texts import IdentifyDataset, PlannedTexts
 from kvlab.sweep.planning.trunks import Branch, plan_branches
 from kvlab.trial.code_identity import TrialCode
-from kvlab.trial.initial_weights import InitialWeightsResolver, is_source_missing
+from kvlab.trial.initial_weights import InitialWeightsResolver, find_missing_source
 from kvlab.trial.trial import Trial
 
-EndedStatus = Literal["done", "failed", "diverged", "pruned"]
-
-TrialState = Literal["new", "shares training", "done", "failed", "diverged", "pruned"]
+TrialState = EndStatus | Literal["new", "shares training"]
 
 
-def ended_status(store: Store, trial_id: str, *, pruned: bool = False) -> EndedStatus | None:
+def ended_status(store: Store, trial_id: str, *, pruned: bool = False) -> EndStatus | None:
     """Return how a trial has ended.
 
     Args:
@@ -110,7 +108,7 @@ class PlannedTrial:
 
     @property
     def has_ended(self) -> bool:
-        return self.state in ("done", "failed", "diverged", "pruned")
+        return self.state in get_args(EndStatus)
 
     def with_resources(self, **changes: object) -> "PlannedTrial":
         """Return the same trial with other values of ``resources``, which keep its id."""
@@ -157,7 +155,7 @@ class Plan:
     notes: tuple[str, ...] = ()
     texts: tuple[DatasetFacts, ...] = field(default=(), repr=False)
 
-    @cached_property
+    @property
     def training_count(self) -> int:
         """Number of distinct trainings."""
         return len({planned.trial.training_id for planned in self.trials})
@@ -183,10 +181,9 @@ class Plan:
 
     def format_totals(self) -> str:
         """Return ``36 trials, 24 trainings: 12 trials share a training with another``."""
-        sharing = len(self.trials) - self.training_count
         trials, trainings = len(self.trials), self.training_count
         text = f"{format_count(trials, 'trial')}, {format_count(trainings, 'training')}"
-        if sharing:
+        if sharing := trials - trainings:
             verb = "trial shares" if sharing == 1 else "trials share"
             text += f": {sharing:,} {verb} a training with another"
         if self.saved_tokens:
@@ -374,10 +371,10 @@ def describe_lost_sources(trials: Sequence[PlannedTrial], store: Store) -> Itera
     done = {planned.trial.training_id for planned in trials if planned.state == "done"}
     lost = Counter[tuple[str, str]]()
     for planned in trials:
-        source = planned.trial.source_training
+        source = find_missing_source(planned.trial, store)
         if source is not None and source.training_id in done and planned.trains:
-            lost[source.training_id, source.name] += is_source_missing(planned.trial, store)
-    for (training, name), count in (+lost).items():
+            lost[source.training_id, source.name] += 1
+    for (training, name), count in lost.items():
         text = f"the weights of training {training} ({name}) are damaged or gone;"
         reason = f"{format_count(count, 'training')} to come would start from them"
         yield f"{text} they are made again, because {reason}"
