@@ -3,8 +3,7 @@
 import os
 import threading
 import time
-from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import TextIO
 
@@ -14,7 +13,7 @@ from kvlab.store import Store
 from kvlab.store.attempt import ProgressUpdate, format_progress
 from kvlab.sweep import Driver
 from kvlab.sweep.driver.sweep_progress import NOT_OVER, Event, estimate_pace, list_durations
-from kvlab.sweep.planning.planner import Plan, PlannedTrial, trials_to_run
+from kvlab.sweep.planning.planner import PlannedTrial
 
 REDRAW_SECONDS = 0.5
 HEARTBEAT_SECONDS = 10.0
@@ -30,33 +29,22 @@ class ProgressDisplay:
     or, with the inline executor, runs them. It reads the progress files of the trials.
 
     Args:
-        plan: The sweep's trials before the driver runs.
+        sweep: Its name.
         store: Where the trials are recorded.
         stream: Receives the lines.
-        retry_failed: Whether trials that failed before run again.
     """
 
-    def __init__(self, plan: Plan, store: Store, stream: TextIO, *, retry_failed: bool = False):
-        self._sweep, self._store, self._screen = plan.sweep.name, store, LiveScreen(stream)
-        self.begin_stage(plan, retry_failed=retry_failed)
+    def __init__(self, sweep: str, store: Store, stream: TextIO):
+        self._sweep, self._store, self._screen = sweep, store, LiveScreen(stream)
         self._started = time.monotonic()
         self._preparation = ""
-        self._remote_trials = 0
-        self._is_redrawn = stream.isatty() and os.environ.get("TERM") not in ("dumb", "unknown")
-
-    def begin_stage(self, plan: Plan, *, retry_failed: bool = False) -> None:
-        """Count the trials of a plan instead of those of the stage before."""
-        self._known_trials = {planned.trial.id for planned in plan.trials}
-        to_run = {planned.trial.id for planned in trials_to_run(plan, retry_failed)}
-        self._ended: dict[str, str] = {
-            p.trial.id: p.state for p in plan.trials if p.trial.id not in to_run
-        }
         self._durations: list[float] = []
-        self._running: list[ProgressUpdate] = []
+        self._is_redrawn = stream.isatty() and os.environ.get("TERM") not in ("dumb", "unknown")
 
     @contextmanager
     def watch(self, driver: Driver) -> Iterator[None]:
-        """Show the progress of ``driver`` during the block."""
+        """Show the progress of ``driver``, which runs one stage, during the block."""
+        self._durations = []
         ended = threading.Event()
         thread = threading.Thread(target=self._run, args=(driver, ended), daemon=True)
         thread.start()
@@ -81,13 +69,11 @@ class ProgressDisplay:
         self._preparation = line
 
     def handle_event(self, event: Event) -> None:
-        """Print an event of the driver and count it."""
+        """Print an event of the driver."""
         self._preparation = ""
         planned = event.planned
-        self._known_trials.add(planned.trial.id)  # a search suggests trials while it runs
         label = _trial_label(planned)
         if event.kind == "started":
-            self._ended.pop(planned.trial.id, None)  # pruned, and trained to its end after all
             if not self._is_redrawn:
                 self.print_line(f"started {label}")
         elif event.kind in ("retried", "healed", "waiting"):
@@ -98,7 +84,6 @@ class ProgressDisplay:
         elif event.status in NOT_OVER:
             self.print_line(f"{event.status:<7} {label}")
         else:
-            self._ended[planned.trial.id] = event.status
             if event.status == "done" and not event.is_remote:
                 self._durations += list_durations(self._store, [planned.trial.id])
             outcome = format_outcome(self._store, planned.trial.id)
@@ -115,10 +100,9 @@ class ProgressDisplay:
                 self.print_line("stopping at the next checkpoints; Ctrl-C again ends it at once")
             if time.monotonic() - last_shown >= interval - REDRAW_SECONDS / 2:
                 last_shown = time.monotonic()
-                self._remote_trials = len(driver.remote_trials)
                 trials = driver.running_trials
-                self._running = [self._store.progress(one.trial.id) or STARTING for one in trials]
-                summary, texts = self.format_summary(), map(format_progress, self._running)
+                running = [self._store.progress(one.trial.id) or STARTING for one in trials]
+                summary, texts = self.format_summary(driver, running), map(format_progress, running)
                 progress = list(zip(trials, texts, strict=True))
                 if self._is_redrawn:
                     lines = [f"{_trial_label(one)}  {text}" for one, text in progress]
@@ -127,16 +111,16 @@ class ProgressDisplay:
                     parts = (f"{one.trial.id[:ID_DIGITS]} {text}" for one, text in progress)
                     self.print_line("; ".join([summary, *parts]))
 
-    def format_summary(self) -> str:
+    def format_summary(self, driver: Driver, running: Sequence[ProgressUpdate]) -> str:
         """Return how the trials have ended so far, and the time that is left."""
-        counts = Counter(list(self._ended.values()))
-        parts = [f"{self._sweep}: {counts['done']}/{len(self._known_trials)} done"]
+        counts = driver.count_states()
+        parts = [f"{self._sweep}: {counts['done']}/{counts.total()} done"]
         parts += [f"{counts[s]} {s}" for s in ("failed", "diverged", "pruned") if counts[s]]
-        if self._remote_trials:
-            parts.append(f"elsewhere: {self._remote_trials}")
+        if driver.remote_trials:
+            parts.append(f"elsewhere: {len(driver.remote_trials)}")
         parts.append(f"{format_duration(time.monotonic() - self._started)} elapsed")
-        missing = len(self._known_trials) - len(self._ended) - len(self._running)
-        seconds_left = estimate_pace(self._running, self._durations, missing)["seconds_left"]
+        missing = counts["missing"] - len(running)
+        seconds_left = estimate_pace(running, self._durations, missing)["seconds_left"]
         if seconds_left is not None:
             parts.append(f"about {format_duration(seconds_left)} left")
         if self._preparation:

@@ -91,7 +91,7 @@ def _submit(options: argparse.Namespace) -> int:
 
     identify = partial(texts.prepare_text, on_progress=print_slowly)
     stage = _choose_code(options, plan_stage(sweep, store, identify=identify), store, say)
-    display = ProgressDisplay(stage.plan, store, stream, retry_failed=options.retry_failed)
+    display = ProgressDisplay(sweep.name, store, stream)
     warn = display.print_line
     for note in stage.plan.notes:
         warn(f"note: {note}")
@@ -245,8 +245,6 @@ class _SweepRun:
         retry_failed = self.options.retry_failed and is_first
         self._begun.add(stage.is_preparing)
         self._last_plan = planned
-        if stage is not self.stage:
-            display.begin_stage(planned, retry_failed=retry_failed)
 
         describe = partial(
             planner.describe_stage,

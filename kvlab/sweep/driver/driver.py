@@ -85,6 +85,15 @@ class Driver:
         """Whether the driver has been asked to stop."""
         return self._stop_request.is_noticed
 
+    def count_states(self) -> Counter[str]:
+        """Return the number of trials by how they have ended; the others are ``missing``.
+
+        Any thread may call this.
+        """
+        states = Counter(list(self._states.values()))
+        states["missing"] = len(self._trials) - states.total()
+        return states
+
     def stop(self) -> None:
         """Ask all running trials to stop at their next checkpoint, and start no more.
 
@@ -387,14 +396,13 @@ class Driver:
         self.on_event(Event("ended", planned, status, seconds or 0.0, is_remote=seconds is None))
 
     def _summarize(self) -> Summary:
-        states: Counter[str] = Counter()
-        for trial_id, status in self._states.items():
-            # what failed, another driver may have retried since
-            current = ended_status(self.store, trial_id) if status == "failed" else status
-            states.update([current] if current else [])
-        states["missing"] = len(self._trials) - states.total()
+        for trial_id in [one for one, status in self._states.items() if status == "failed"]:
+            del self._states[trial_id]  # another driver may have retried it since
+            if (status := ended_status(self.store, trial_id)) is not None:
+                self._states[trial_id] = status
         has_more = self.source is not None and not self.source.stop_reason
-        return Summary(states, self._trials_run, self.is_stopping, self._halt_reason, has_more)
+        states, halt_reason = self.count_states(), self._halt_reason
+        return Summary(states, self._trials_run, self.is_stopping, halt_reason, has_more)
 
 
 def run_stages(

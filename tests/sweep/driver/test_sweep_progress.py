@@ -6,9 +6,11 @@ import os
 import pytest
 
 from kvlab.cli.progress_display import ProgressDisplay
+from kvlab.sweep import Driver
 from kvlab.sweep.driver import sweep_progress
 from kvlab.sweep.driver.sweep_progress import estimate_pace, list_durations
-from tests.support.stub_trials import StubRun, drive
+from kvlab.sweep.executors.inline import InlineExecutor
+from tests.support.stub_trials import StubRun
 
 DONE = ["1" * 16, "2" * 16, "3" * 16]
 
@@ -65,7 +67,8 @@ def test_before_any_has_ended_a_trial_takes_what_the_running_trainings_foresee()
 
 
 def test_a_trial_that_failed_is_not_counted_as_done(store, planned):
-    display = ProgressDisplay(planned, store, io.StringIO())
     script = {(planned.trials[0].trial.id, "measure", 0): "bug"}
-    drive(planned, store, StubRun(store.path, script=script), on_event=display.handle_event)
-    assert display.format_summary().startswith("s: 7/8 done, 1 failed, ")
+    driver = Driver(planned, store, InlineExecutor(StubRun(store.path, script=script)))
+    driver.run()
+    display = ProgressDisplay("s", store, io.StringIO())
+    assert display.format_summary(driver, []).startswith("s: 7/8 done, 1 failed, ")
