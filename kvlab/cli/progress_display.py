@@ -84,10 +84,10 @@ class ProgressDisplay:
         elif event.status in NOT_OVER:
             self.print_line(f"{event.status:<7} {label}")
         else:
-            if event.status == "done" and not event.is_remote:
+            if event.status == "done" and event.seconds is not None:
                 self._durations += list_durations(self._store, [planned.trial.id])
             outcome = format_outcome(self._store, planned.trial.id)
-            duration = "elsewhere" if event.is_remote else format_duration(event.seconds)
+            duration = "elsewhere" if event.seconds is None else format_duration(event.seconds)
             self.print_line(f"{event.status:<7} {label}  {duration}  {outcome}".rstrip())
 
     def _run(self, driver: Driver, ended: threading.Event) -> None:

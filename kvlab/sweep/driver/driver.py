@@ -393,7 +393,7 @@ class Driver:
         if seconds is not None:
             self._trials_run += 1
             self.on_result(planned.trial.id)
-        self.on_event(Event("ended", planned, status, seconds or 0.0, is_remote=seconds is None))
+        self.on_event(Event("ended", planned, status, seconds))
 
     def _summarize(self) -> Summary:
         for trial_id in [one for one, status in self._states.items() if status == "failed"]:

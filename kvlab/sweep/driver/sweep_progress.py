@@ -37,17 +37,15 @@ class Event:
         status: Of ``ended``: the status of its result, or ``stopped`` at a checkpoint, ``paused``
             at a rung of a search, ``trained`` if one worker is to measure what several have
             trained, ``elsewhere`` if another process runs it.
-        seconds: Of ``ended``: how long it ran.
+        seconds: Of ``ended``: how long it ran; None if another process has ended it.
         message: Of ``retried``, ``halted`` and ``waiting``: the reason; of ``healed``, what.
-        is_remote: Whether another process has ended it.
     """
 
     kind: Literal["started", "ended", "retried", "healed", "halted", "waiting"]
     planned: PlannedTrial
     status: str = ""
-    seconds: float = 0.0
+    seconds: float | None = None
     message: str = ""
-    is_remote: bool = False
 
 
 class TrialSource(Protocol):

@@ -246,8 +246,8 @@ class RemoteTrials:
     def describe_wait(self, trial: Trial) -> str:
         """Return whom a trial waits for, since when, and what ends the wait."""
         lock = self._held_lock(trial)
-        is_trial = lock.parent == self._store.trial_directory(trial.id)
-        return Lock(lock).describe_wait("runs this trial" if is_trial else "runs its training")
+        is_trial = lock.path.parent.name == trial.id
+        return lock.describe_wait("runs this trial" if is_trial else "runs its training")
 
     def check_progress(self) -> None:
         """Check that those who run trials elsewhere make progress.
@@ -259,13 +259,12 @@ class RemoteTrials:
             trial, own = planned.trial, self._store.trial_directory(planned.trial.id)
             training = self._store.training_directory(trial.training_id)
             new = StallWatch((own, training, training / "checkpoints"))
-            self._stall_watches.setdefault(trial.id, new).check(Lock(self._held_lock(trial)))
+            self._stall_watches.setdefault(trial.id, new).check(self._held_lock(trial))
 
-    def _held_lock(self, trial: Trial) -> Path:
-        path = self._store.trial_directory(trial.id) / "lock"
-        if self._watcher.is_held(path):
-            return path
-        return self._store.training_directory(trial.training_id) / "lock"
+    def _held_lock(self, trial: Trial) -> Lock:
+        own = self._store.trial_lock(trial.id)
+        is_own = self._watcher.is_held(own.path)
+        return own if is_own else self._store.training_lock(trial.training_id)
 
     def pop_released(self) -> Iterator[tuple[PlannedTrial, list[PlannedTrial]]]:
         """Remove and yield the trials that have ended or can start here.
