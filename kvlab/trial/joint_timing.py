@@ -20,15 +20,17 @@ class JointTiming:
     """One task of an executor. Plain data, picklable.
 
     Attributes:
-        id: names the task.
         seed: of the trials.
         experiments: of the trials, by their ids. What the benchmark measures and where it runs
             are the same in all.
     """
 
-    id: str
     seed: int
     experiments: Mapping[str, Experiment]
+
+    @property
+    def id(self) -> str:
+        return f"timing-{self.seed}"
 
     @property
     def resources(self) -> ResourcesConfig:

@@ -184,7 +184,7 @@ def test_trials_that_are_timed_together_take_turns(monkeypatch):
         trials[f"trial{heads}"] = experiment(**settings).model_copy(
             update={"model": ModelConfig.model_validate(model), "name": f"heads{heads}"}
         )
-    answer = run_joint_timing(JointTiming("timing", 0, trials), lambda: None)
+    answer = run_joint_timing(JointTiming(0, trials), lambda: None)
     assert turns == [4, 1, 4, 1, 1, 4]  # after one warm-up of each
     assert answer["disturbance"] == ""
     for trial, one in trials.items():
@@ -200,6 +200,6 @@ def test_trials_that_are_timed_together_take_turns(monkeypatch):
 
 def test_a_session_that_is_asked_to_stop_has_no_times(tmp_path):
     (tmp_path / "stop").touch()
-    task = JointTiming("timing", 0, {"t": experiment()})
+    task = JointTiming(0, {"t": experiment()})
     stop = StopCheck([tmp_path / "stop"], ())
     assert run_joint_timing(task, stop.check) == {"error": "asked to stop"}

@@ -307,11 +307,11 @@ class _SweepRun:
             check_stop()
         self.display.report_preparation("")
         costs = budget.estimate_budget(planned, self.store)
-        run_smoke_tests = preparation.SmokeTests(
-            self.store, self._executor, self._origin, self._say, options.smoke,
-            costs.rate.flops_per_second if costs and costs.rate else None,
+        return preparation.run_smoke_tests(
+            missing, check_stop, self.store, self._executor, self._origin, self._say,
+            requested=options.smoke,
+            flops_per_second=costs.rate.flops_per_second if costs and costs.rate else None,
         )  # fmt: skip
-        return run_smoke_tests(missing, check_stop)
 
 
 def write_command(options: argparse.Namespace) -> str:

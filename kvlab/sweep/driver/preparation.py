@@ -12,7 +12,6 @@ import shutil
 import time
 import uuid
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -60,89 +59,76 @@ def prefetch_evaluation_sets(
         get_hellaswag_file(on_progress)
 
 
-@dataclass
-class SmokeTests:
-    """Run the smoke tests of one sweep.
+def run_smoke_tests(
+    missing: Sequence[PlannedTrial],
+    check_stop: Callable[[], None],
+    store: Store,
+    executor: Executor,
+    origin: Origin,
+    on_progress: Callable[[str], None],
+    *,
+    requested: bool | None,
+    flops_per_second: float | None,
+) -> list[PlannedTrial]:
+    """Test the architectures of ``missing``, and record the trials of broken ones as failed.
 
     Args:
-        store: Where failures are recorded.
+        check_stop: Called repeatedly; raises Stopped.
         executor: Runs the tests. It must be idle.
         origin: Provenance of this run, for failures.
         on_progress: Called with lines for people.
         requested: Whether to run them; None runs them if trainings are long.
-        flops_per_second: Measured training FLOP/s of a trial, if known.
+        flops_per_second: Measured training FLOP/s of a trial; None if not known.
+
+    Returns:
+        All of ``missing``, with ``gpus: auto`` replaced by a number.
+
+    Raises:
+        StoreError: The store cannot be written.
     """
-
-    store: Store
-    executor: Executor
-    origin: Origin
-    on_progress: Callable[[str], None]
-    requested: bool | None = None
-    flops_per_second: float | None = None
-
-    def __call__(
-        self, missing: Sequence[PlannedTrial], check_stop: Callable[[], None]
-    ) -> list[PlannedTrial]:
-        """Test the architectures of ``missing``, and record the trials of broken ones as failed.
-
-        Returns:
-            All of ``missing``, with ``gpus: auto`` replaced by a number.
-
-        Raises:
-            Stopped: By ``check_stop``, which is called repeatedly.
-            StoreError: The store cannot be written.
-        """
-        groups: dict[str, list[PlannedTrial]] = {}
-        for planned in missing:
-            groups.setdefault(smoke_test_key(planned), []).append(planned)
-        is_worthwhile = self.requested
-        if is_worthwhile is None:  # one architecture is tested as well by its first trial
-            rate, trainings = self.flops_per_second, (one for one in missing if one.trains)
-            longest = max((estimate_training_seconds(one, rate) for one in trainings), default=0.0)
-            is_worthwhile = len(groups) > 1 and longest > MIN_TRAINING_SECONDS
-        if not is_worthwhile:  # only what `gpus: auto` measures
-            groups = {k: own for k, own in groups.items() if own[0].trial.resources.gpus == "auto"}
-        if not groups:
-            return list(missing)
-        self.on_progress(f"smoke test: one step of {format_count(len(groups), 'architecture')}")
-        tests = [SmokeTest.of(group[0].trial) for group in groups.values()]
-        results = self._run(tests, check_stop)
-        prepared: dict[str, PlannedTrial] = {}
-        broken = 0
-        for test, group in zip(tests, groups.values(), strict=True):
-            result = results.get(test.id, SmokeResult())
-            failure = result.failure
-            if failure is not None and failure.kind not in _HANDLED_BY_TRIAL:
-                broken += 1
-                for one in group:
-                    trace = result.traceback or ""
-                    record_failure(one.trial, self.store, self.origin, failure, trace)
-            changes: dict[str, object] = {}
-            if group[0].trial.resources.gpus == "auto":
-                count = 1
-                if result.peak_bytes and result.device_bytes:
-                    count = trials_per_device(result.peak_bytes, result.device_bytes)
-                    # as measured, since a part of the device would get a smaller one
-                    changes["microbatch_tokens"] = result.microbatch_tokens
-                changes["gpus"] = device_share(count)
-            prepared |= {planned.trial.id: planned.with_resources(**changes) for planned in group}
-        peaks = [result.peak_bytes for result in results.values() if result.peak_bytes]
-        peak = f"; at most {format_bytes(max(peaks))} of memory" if peaks else ""
-        self.on_progress(f"smoke test: {broken or 'none'} broken{peak}")
-        return [prepared.get(planned.trial.id, planned) for planned in missing]
-
-    def _run(
-        self, tests: Iterable[SmokeTest], check_stop: Callable[[], None]
-    ) -> dict[str, SmokeResult]:
-        """Return the results by id; none for a test whose process died."""
-        results: dict[str, SmokeResult] = {}
-        for ended in run_tasks(self.executor, tests, check_stop):
-            if isinstance(ended.error, MemoryError):
-                results[ended.task_id] = SmokeResult(failure=Failure.from_error(ended.error))
-            elif ended.error is None:
-                results[ended.task_id] = ended.outcome
-            # else its process died, which the trials will handle
-        return results
+    groups: dict[str, list[PlannedTrial]] = {}
+    for planned in missing:
+        groups.setdefault(smoke_test_key(planned), []).append(planned)
+    if requested is None:  # one architecture is tested as well by its first trial
+        trainings = (one for one in missing if one.trains)
+        seconds = (estimate_training_seconds(one, flops_per_second) for one in trainings)
+        requested = len(groups) > 1 and max(seconds, default=0.0) > MIN_TRAINING_SECONDS
+    if not requested:  # only what `gpus: auto` measures
+        groups = {k: own for k, own in groups.items() if own[0].trial.resources.gpus == "auto"}
+    if not groups:
+        return list(missing)
+    on_progress(f"smoke test: one step of {format_count(len(groups), 'architecture')}")
+    tests = [SmokeTest.of(group[0].trial) for group in groups.values()]
+    results: dict[str, SmokeResult] = {}
+    for ended in run_tasks(executor, tests, check_stop):
+        if isinstance(ended.error, MemoryError):
+            results[ended.task_id] = SmokeResult(failure=Failure.from_error(ended.error))
+        elif ended.error is None:
+            results[ended.task_id] = ended.outcome
+        # else its process died, which the trials will handle
+    prepared: dict[str, PlannedTrial] = {}
+    broken = 0
+    for test, group in zip(tests, groups.values(), strict=True):
+        result = results.get(test.id, SmokeResult())
+        failure = result.failure
+        if failure is not None and failure.kind not in _HANDLED_BY_TRIAL:
+            broken += 1
+            for one in group:
+                trace = result.traceback or ""
+                record_failure(one.trial, store, origin, failure, trace)
+        changes: dict[str, object] = {}
+        if group[0].trial.resources.gpus == "auto":
+            count = 1
+            if result.peak_bytes and result.device_bytes:
+                count = trials_per_device(result.peak_bytes, result.device_bytes)
+                # as measured, since a part of the device would get a smaller one
+                changes["microbatch_tokens"] = result.microbatch_tokens
+            changes["gpus"] = device_share(count)
+        prepared |= {planned.trial.id: planned.with_resources(**changes) for planned in group}
+    peaks = [result.peak_bytes for result in results.values() if result.peak_bytes]
+    peak = f"; at most {format_bytes(max(peaks))} of memory" if peaks else ""
+    on_progress(f"smoke test: {broken or 'none'} broken{peak}")
+    return [prepared.get(planned.trial.id, planned) for planned in missing]
 
 
 def smoke_test_key(planned: PlannedTrial) -> str:

@@ -8,7 +8,7 @@ meanwhile, the record says so, and the first times stay, marked as disturbed.
 """
 
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -33,9 +33,6 @@ from kvlab.trial.joint_timing import JointTiming
 MAX_SESSION_BYTES = 4 * 2**30
 """Of the models and caches of a session, which are in memory together."""
 
-Session = tuple[int, dict[str, Experiment]]
-"""A seed, and the trials that are timed together by their ids."""
-
 
 def announce_retiming(plan: Plan, at_once: int) -> str:
     """Say before the first trial whether its times will be taken again; empty if this is open.
@@ -50,7 +47,7 @@ def announce_retiming(plan: Plan, at_once: int) -> str:
     return f"{text}; all are timed again at the end, alone and in turns"
 
 
-def plan_retiming(plan: Plan, store: Store, repeat: bool = False) -> tuple[list[Session], str]:
+def plan_retiming(plan: Plan, store: Store, repeat: bool = False) -> tuple[list[JointTiming], str]:
     """Decide from the record what to time again, once all trials of a sweep have ended.
 
     Args:
@@ -75,17 +72,17 @@ def plan_retiming(plan: Plan, store: Store, repeat: bool = False) -> tuple[list[
         if not (repeat and session.failure)
     ]
     sessions = [
-        (seed, trials)
-        for seed, trials in _group_trials(plan, store)
-        if {trial: store.result_seal(trial) for trial in trials} not in over
+        task
+        for task in _group_trials(plan, store)
+        if {trial: store.result_seal(trial) for trial in task.experiments} not in over
     ]
-    count = format_count(sum(len(trials) for _, trials in sessions), "trial")
+    count = format_count(sum(len(task.experiments) for task in sessions), "trial")
     count = f"{count} in {format_count(len(sessions), 'session')}"
     line = f"{study.timing_obstacle}: timing {count} again, alone and in turns"
     return sessions, line if sessions else ""
 
 
-def _group_trials(plan: Plan, store: Store) -> Iterator[Session]:
+def _group_trials(plan: Plan, store: Store) -> Iterator[JointTiming]:
     """Yield the trials that are timed together: one seed, one benchmark, the same resources.
 
     A group whose models and caches do not fit in memory together becomes several.
@@ -115,7 +112,7 @@ def _group_trials(plan: Plan, store: Store) -> Iterator[Session]:
                 sizes[key] = 0
             groups[key][-1][trial] = experiment
             sizes[key] += own
-        yield from ((seed, trials) for group in groups.values() for trials in group)
+        yield from (JointTiming(seed, trials) for group in groups.values() for trials in group)
 
 
 def time_again(
@@ -155,10 +152,10 @@ def time_again(
             sessions, line = plan_retiming(plan, store, repeat)
             if line:
                 on_progress(f"{line[:1].lower()}{line[1:]}")
-            for seed, trials in sessions:
-                label = f"timing {format_count(len(trials), 'trial')} of seed {seed} again"
+            for task in sessions:
+                count = format_count(len(task.experiments), "trial")
                 started = time.monotonic()
-                session = _run_session(seed, trials, store, executor, stop, origin.commit)
+                session = _run_session(task, store, executor, stop, origin.commit)
                 kept = [  # others, and times that a session which failed does not replace
                     one
                     for one in read_timings(directory)
@@ -170,7 +167,7 @@ def time_again(
                 if session.failure:
                     outcome = f"{session.failure}; the first times stay, marked as disturbed"
                     outcome += f" (kvlab submit {name} --retime repeats it)"
-                on_progress(f"{label}: {outcome}")
+                on_progress(f"timing {count} of seed {task.seed} again: {outcome}")
     except (Stopped, UsageError):  # asked to stop, here or another driver of the sweep
         return False
     finally:
@@ -179,12 +176,7 @@ def time_again(
 
 
 def _run_session(
-    seed: int,
-    trials: Mapping[str, Experiment],
-    store: Store,
-    executor: Executor,
-    stop: StopRequest,
-    commit: str | None,
+    task: JointTiming, store: Store, executor: Executor, stop: StopRequest, commit: str | None
 ) -> TimingSession:
     """Time trials in a worker; see `kvlab.trial.joint_timing` for its answer.
 
@@ -194,17 +186,16 @@ def _run_session(
     Raises:
         Stopped: the driver has been asked to stop.
     """
-    task = JointTiming(f"timing-{seed}", seed, trials)
     (ended,) = run_tasks(executor, [task], stop.check)  # the worker sees a request to stop as well
     stop.check()
     answer: dict[str, Any] = ended.outcome if ended.error is None else {"error": str(ended.error)}
     failure = answer.get("error") or answer.get("disturbance") or ""
     timed = dict[str, TimedTrial]()
-    for trial in trials:
+    for trial in task.experiments:
         times = {"measurements": {}, "benchmark": ()} if failure else answer["trials"][trial]
         seal = store.result_seal(trial)
         timed[trial] = TimedTrial(seal, times["measurements"], tuple(times["benchmark"]))
     now = utc_now()
     unknown = {"started": now, "finished": now, "device": "", "threads": 0}
     facts: dict[str, Any] = {key: answer.get(key, other) for key, other in unknown.items()}
-    return TimingSession(seed, **facts, commit=commit, trials=timed, failure=failure)
+    return TimingSession(task.seed, **facts, commit=commit, trials=timed, failure=failure)

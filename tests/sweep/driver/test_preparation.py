@@ -18,10 +18,10 @@ from kvlab.sweep import Driver, plan
 from kvlab.sweep.driver import preparation
 from kvlab.sweep.driver.preparation import (
     MAX_TRAINING_FLOPS,
-    SmokeTests,
     check_store_is_shared,
     estimate_training_seconds,
     prefetch_evaluation_sets,
+    run_smoke_tests,
     smoke_test_key,
 )
 from kvlab.sweep.executors.executor import EndedTask
@@ -54,8 +54,15 @@ class Run:
 
 
 def smoke(store, executor, **options):
-    said = []
-    return SmokeTests(store, executor, Origin(), said.append, **options), said
+    """Return what tests missing trials, and the lines that it says."""
+    said, options = [], {"requested": None, "flops_per_second": None, **options}
+
+    def test(missing, check_stop):
+        return run_smoke_tests(
+            missing, check_stop, store, executor, Origin(), said.append, **options
+        )
+
+    return test, said
 
 
 def test_every_architecture_is_tested_once_and_the_baseline_first(store, planned):
