@@ -58,7 +58,11 @@ class Damage:
 
 @dataclass
 class Verification:
-    """What a check of the record read.
+    """What a check of the record has read so far.
+
+    Args:
+        store: whose directories are checked.
+        contents: read the files that sealed ones list; otherwise only their size is compared.
 
     Attributes:
         trials, trainings: numbers of those that were read.
@@ -69,6 +73,8 @@ class Verification:
         notes: what is not as it was, and is no damage.
     """
 
+    store: Store
+    contents: bool = True
     trials: int = 0
     trainings: int = 0
     paths: list[Path] = field(default_factory=list)
@@ -76,6 +82,96 @@ class Verification:
     datasets: set[str] = field(default_factory=set)
     damaged: list[Damage] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
+
+    def check(self, directory: Path) -> None:
+        """Check the directory of a sweep, a trial, a training or a trunk."""
+        match directory.parent.name:
+            case "sweeps":
+                for file in ("sweep.json", "reported.json", TIMINGS_FILE):
+                    self._check_file(directory, file)
+                points = {path.name for path in list_point_files(directory)}
+                points |= {f"{format_level(number + 1)}.json" for number in range(len(points))}
+                for file in ("search.json", *(f"{POINTS_FOLDER}/{one}" for one in sorted(points))):
+                    self._check_file(directory, file, _SEARCH_FILES, must_exist=bool(points))
+            case "trials":
+                self.trials += 1
+                self._check_file(directory, "trial.json")
+                result = self._check_file(directory, "result.json", RESULT_FILES)
+                if result:
+                    self._note_training(directory.name, result)
+            case "trainings":
+                self.trainings += 1
+                whole = (directory, "training.json", _TRAINING_FILES)
+                if not self._check_file(*whole, may_lack_weights=True):
+                    config = self._check_file(directory, "config.json")
+                    has_start = "start" in config and (directory / "checkpoints").exists()
+                    start = (directory, "start.json", _START_FILES)
+                    self._check_file(*start, must_exist=has_start)
+                self._check_file(directory, "diverged.json")
+                self._check_file(directory, "rungs.json")
+        for path in sorted((*directory.glob("checkpoints/step-*"), *directory.glob("step-*"))):
+            folder = path.relative_to(directory).as_posix()
+            self._check_file(directory, f"{folder}/state.json", (folder,))
+
+    def _note_training(self, trial: str, result: Mapping[str, Any]) -> None:
+        """Note the text of a result, and weights that are not those that it measured."""
+        self.ended.append(trial)
+        data = (result.get("provenance") or {}).get("data") or {}
+        self.datasets |= {data["digest"]} if "digest" in data else set()
+        try:
+            seal = self.store.training_seal(result["training"])
+        except RecordDamaged:
+            return  # reported with the training
+        if seal != result.get("training_seal", seal):
+            what = "whose record is gone" if seal is None else "that have been trained again since"
+            text = f"trials/{trial} was measured on weights {what} (training {result['training']})"
+            self.notes.append(text)
+
+    def _check_file(
+        self,
+        directory: Path,
+        name: str,
+        whole: tuple[str, ...] = (),
+        *,
+        may_lack_weights: bool = False,
+        must_exist: bool = False,
+    ) -> dict[str, Any]:
+        """Check a sealed file and those that it lists.
+
+        Args:
+            whole: what is moved aside with it.
+
+        Returns:
+            Its content; empty if there is none, or if it is damaged.
+        """
+        path = directory / name
+
+        def add(file: Path, error: RecordDamaged) -> None:
+            reason = str(error).removeprefix(f"{file} ").removeprefix("is damaged: ")
+            relative = file.relative_to(self.store.path).as_posix()
+            self.damaged.append(Damage(relative, reason, directory, whole or (name,)))
+
+        try:
+            content = read_record(path)
+            self.paths.append(path)
+        except FileNotFoundError:
+            if must_exist:
+                add(path, RecordDamaged("it is missing"))
+            return {}
+        except RecordDamaged as error:
+            add(path, error)
+            return {}
+        for listed, seal in content.get("files", {}).items():
+            file = path.parent / listed
+            is_weights = not listed.endswith(".json")
+            if may_lack_weights and is_weights and not os.path.lexists(file):
+                continue  # garbage collection removes weights that have been measured
+            try:
+                check_file(file, seal, contents=self.contents or not is_weights)
+                self.paths.append(file)
+            except RecordDamaged as error:
+                add(file, error)
+        return content
 
 
 def list_trial_files(store: Store, trial: str) -> tuple[list[dict[str, str]], list[str]]:
@@ -89,12 +185,11 @@ def list_trial_files(store: Store, trial: str) -> tuple[list[dict[str, str]], li
     Raises:
         StoreError: a file cannot be read.
     """
-    verifier, training = _Verifier(store), store.read_training_id(trial)
-    verifier.verify(store.trial_directory(trial))
-    found = verifier.found
+    found, training = Verification(store), store.read_training_id(trial)
+    found.check(store.trial_directory(trial))
     if training is not None:
         directory = store.training_directory(training)
-        verifier.verify(directory)
+        found.check(directory)
         if (directory / "training.json").exists() and not (directory / "final").exists():
             found.notes.append(f"the weights of training {training} were removed since")
     damaged = [{"path": one.path, "sha256": "", "problem": one.reason} for one in found.damaged]
@@ -122,7 +217,7 @@ def verify_record(
         UsageError: the store has no such sweep.
         StoreError: a file cannot be read.
     """
-    verifier = _Verifier(store)
+    found = Verification(store)
     folders = {
         "trials": [store.trial_directory(trial) for trial in store.trial_ids()],
         "trainings": list_folders(store.path / "trainings"),
@@ -130,9 +225,9 @@ def verify_record(
     if sweep is None:
         others = (*list_folders(store.path / "sweeps"), *list_folders(store.path / "trunks"))
         for directory in others:
-            verifier.verify(directory)
+            found.check(directory)
     else:
-        verifier.verify(store.sweep_directory(sweep))
+        found.check(store.sweep_directory(sweep))
         try:
             trials = set(store.sweep_trials(sweep))
         except RecordDamaged:
@@ -144,9 +239,8 @@ def verify_record(
         for number, directory in enumerate(directories, 1):
             if on_progress is not None:
                 on_progress(f"{kind.removesuffix('s')} {number} of {len(directories)}")
-            verifier.verify(directory)
+            found.check(directory)
     # a process that works meanwhile replaces files one after the other: look again
-    found = verifier.found
     folders_again = {damage.directory for damage in found.damaged}
     still = {damage.path for folder in folders_again for damage in _find_damage(folder)}
     found.damaged = [damage for damage in found.damaged if damage.path in still]
@@ -165,107 +259,6 @@ def check_record(store: Store, sweep: str) -> None:
         lines = "".join(f"\n  {damage}" for damage in damaged)
         hint = f"`kvlab verify {sweep} --heal` moves them aside, and a submit makes them again"
         raise RecordDamaged(f"the record of {sweep} does not verify; {hint}{lines}")
-
-
-class _Verifier:
-    """Check directories of a store, and collect what was found.
-
-    Args:
-        contents: read the files that sealed ones list; otherwise only their size is compared.
-    """
-
-    def __init__(self, store: Store, *, contents: bool = True):
-        self.store, self.contents, self.found = store, contents, Verification()
-
-    def verify(self, directory: Path) -> None:
-        """Check the directory of a sweep, a trial, a training or a trunk."""
-        match directory.parent.name:
-            case "sweeps":
-                for file in ("sweep.json", "reported.json", TIMINGS_FILE):
-                    self.check_record(directory, file)
-                points = {path.name for path in list_point_files(directory)}
-                points |= {f"{format_level(number + 1)}.json" for number in range(len(points))}
-                for file in ("search.json", *(f"{POINTS_FOLDER}/{one}" for one in sorted(points))):
-                    self.check_record(directory, file, _SEARCH_FILES, must_exist=bool(points))
-            case "trials":
-                self.found.trials += 1
-                self.check_record(directory, "trial.json")
-                result = self.check_record(directory, "result.json", RESULT_FILES)
-                if result:
-                    self._note_training(directory.name, result)
-            case "trainings":
-                self.found.trainings += 1
-                whole = (directory, "training.json", _TRAINING_FILES)
-                if not self.check_record(*whole, may_lack_weights=True):
-                    config = self.check_record(directory, "config.json")
-                    has_start = "start" in config and (directory / "checkpoints").exists()
-                    start = (directory, "start.json", _START_FILES)
-                    self.check_record(*start, must_exist=has_start)
-                self.check_record(directory, "diverged.json")
-                self.check_record(directory, "rungs.json")
-        for path in sorted((*directory.glob("checkpoints/step-*"), *directory.glob("step-*"))):
-            folder = path.relative_to(directory).as_posix()
-            self.check_record(directory, f"{folder}/state.json", (folder,))
-
-    def _note_training(self, trial: str, result: Mapping[str, Any]) -> None:
-        """Note the text of a result, and weights that are not those that it measured."""
-        self.found.ended.append(trial)
-        data = (result.get("provenance") or {}).get("data") or {}
-        self.found.datasets |= {data["digest"]} if "digest" in data else set()
-        try:
-            seal = self.store.training_seal(result["training"])
-        except RecordDamaged:
-            return  # reported with the training
-        if seal != result.get("training_seal", seal):
-            what = "whose record is gone" if seal is None else "that have been trained again since"
-            text = f"trials/{trial} was measured on weights {what} (training {result['training']})"
-            self.found.notes.append(text)
-
-    def check_record(
-        self,
-        directory: Path,
-        name: str,
-        whole: tuple[str, ...] = (),
-        *,
-        may_lack_weights: bool = False,
-        must_exist: bool = False,
-    ) -> dict[str, Any]:
-        """Check a sealed file and those that it lists.
-
-        Args:
-            whole: what is moved aside with it.
-
-        Returns:
-            Its content; empty if there is none, or if it is damaged.
-        """
-        path = directory / name
-
-        def add(file: Path, error: RecordDamaged) -> None:
-            reason = str(error).removeprefix(f"{file} ").removeprefix("is damaged: ")
-            relative = file.relative_to(self.store.path).as_posix()
-            self.found.damaged.append(Damage(relative, reason, directory, whole or (name,)))
-
-        try:
-            content = read_record(path)
-            self.found.paths.append(path)
-        except FileNotFoundError:
-            if must_exist:
-                add(path, RecordDamaged("it is missing"))
-            return {}
-        except RecordDamaged as error:
-            add(path, error)
-            return {}
-        for listed, seal in content.get("files", {}).items():
-            file = path.parent / listed
-            is_weights = not listed.endswith(".json")
-            if may_lack_weights and is_weights and not os.path.lexists(file):
-                continue  # garbage collection removes weights that have been measured
-            try:
-                check_file(file, seal, contents=self.contents or not is_weights)
-                self.found.paths.append(file)
-            except RecordDamaged as error:
-                add(file, error)
-        return content
 
 
 def heal(directory: Path) -> list[Damage] | None:
@@ -318,6 +311,6 @@ def heal_directory(directory: Path, fence: Fence, *, contents: bool = True) -> l
 
 
 def _find_damage(directory: Path, *, contents: bool = True) -> list[Damage]:
-    verifier = _Verifier(Store(directory.parent.parent), contents=contents)
-    verifier.verify(directory)
-    return verifier.found.damaged
+    found = Verification(Store(directory.parent.parent), contents)
+    found.check(directory)
+    return found.damaged
