@@ -178,12 +178,15 @@ def _make_settings(options: argparse.Namespace, block_size: int) -> "BenchmarkSe
         if length > longest:
             text = f"{flag} {length} and --new-tokens {new} exceed block_size = {block_size}"
             raise UsageError(f"{text}; shorten one")
+    least, most = options.rounds
+    if most < least:
+        raise UsageError(f"--rounds {least} {most}: the most is below the least; swap them")
     return BenchmarkSettings(
         prompt_tokens=prompt,
         new_tokens=new,
         contexts=tuple(sorted(set(contexts))),
         batches=tuple(sorted(set(options.batches))),
-        stop_rule=stop_rule(options),
+        stop_rule=StopRule(options.relative_error, least, most, options.seconds),
         text=options.text,
         options=_read_measure_options(options, block_size),
     )
@@ -195,10 +198,8 @@ def _read_measure_options(options: argparse.Namespace, block_size: int) -> dict[
     Raises:
         UsageError: they are wrong, or do not fit the smallest ``block_size``.
     """
-    target = options.target[0]
-    is_spec = target.endswith((".yaml", ".yml"))
     found: dict[str, Any] = {}
-    if is_spec:
+    if (target := options.target[0]).endswith((".yaml", ".yml")):
         found |= load_experiment(target).benchmark.list_options()
     for name, entry in MEASURES.items():
         given = getattr(options, entry.added_by or "", None)
@@ -214,14 +215,6 @@ def _read_measure_options(options: argparse.Namespace, block_size: int) -> dict[
         for field, text in found[name].find_length_problems(block_size):
             raise UsageError(f"--{entry.added_by}: {field} {text}")
     return found
-
-
-def stop_rule(options: argparse.Namespace) -> StopRule:
-    """Return the stop rule that the options ask for."""
-    least, most = options.rounds
-    if most < least:
-        raise UsageError(f"--rounds {least} {most}: the most is below the least; swap them")
-    return StopRule(options.relative_error, least, most, options.seconds)
 
 
 def _write_plots(folder: Path, lines: list[Measurement]) -> None:

@@ -48,8 +48,7 @@ def run(options: argparse.Namespace) -> None:
         else:
             archives = [record_copies.archive_at(place, name or "")]
         summaries = [_restore(store, archive, name) for archive in archives]
-    shown = redact_url(place)
-    target = shown if options.to else options.store
+    target = redact_url(place) if options.to else options.store
     lines = []
     for one in summaries:
         others = {
@@ -60,10 +59,8 @@ def run(options: argparse.Namespace) -> None:
         parts = [f"{one.trials} trials copied to {target} ({one.files} files)"]
         parts += [f"{number} {state}" for state, number in others.items() if number]
         lines.append(f"{one.sweep}: {', '.join(parts)}")
-    facts = [asdict(summary) for summary in summaries]
-    print_result(
-        options, facts, "\n".join(lines) or f"{options.store} holds no sweep; nothing to do"
-    )
+    text = "\n".join(lines) or f"{options.store} holds no sweep; nothing to do"
+    print_result(options, [asdict(summary) for summary in summaries], text)
 
 
 def _restore(store: Store, place: str, name: str | None) -> CopySummary:
