@@ -388,12 +388,12 @@ class Driver:
 
     def _record_end(self, planned: PlannedTrial, status: str, seconds: float | None) -> None:
         self._states[planned.trial.id] = status
+        self.on_event(Event("ended", planned, status, seconds))
         if self.source is not None and status != "pruned":
             self.source.tell(planned, status)
         if seconds is not None:
             self._trials_run += 1
-            self.on_result(planned.trial.id)
-        self.on_event(Event("ended", planned, status, seconds))
+            self.on_result(planned.trial.id)  # a server may take seconds
 
     def _summarize(self) -> Summary:
         for trial_id in [one for one, status in self._states.items() if status == "failed"]:

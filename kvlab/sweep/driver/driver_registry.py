@@ -62,8 +62,7 @@ def join_sweep(
                 free_abandoned([*(one.path for one in store.held_driver_locks(name)), alone.path])
                 recorded = _check_can_join(store, name, description, exclusive)
             if exclusive:
-                alone.acquire(timeout=LEASE_PATIENCE * lease_seconds())
-                stack.callback(alone.release)
+                stack.enter_context(alone.hold(timeout=LEASE_PATIENCE * lease_seconds()))
             store.stop_flag(name).unlink(missing_ok=True)
             own_lock.acquire()
             stack.callback(leave)

@@ -8,6 +8,7 @@ from typing import Any, Literal, get_args
 
 from kvlab.analysis.estimand import Estimand
 from kvlab.analysis.trial_rows import Levels
+from kvlab.data.dataset_preparation import find_dataset
 from kvlab.data.shards import DatasetFacts
 from kvlab.errors import UsageError
 from kvlab.humanize import format_count, format_number
@@ -270,7 +271,7 @@ class SweepPlanner:
         sweep, store = self.sweep, self.store
         resolver = InitialWeightsResolver(sweep, cells, provisional=self.provisional)
         known = {} if store is None else planned_texts.read_known_texts(store, sweep.name)
-        default = planned_texts.find_text if self.provisional else planned_texts.prepare_text
+        default = find_dataset if self.provisional else planned_texts.prepare_text
         texts = PlannedTexts(sweep, self.identify or default, self.provisional, known)
         texts.check(cells)
         made: dict[tuple[CellKey, int], Trial] = {}

@@ -82,7 +82,7 @@ class PlannedTexts:
                 facts = self.known.get(datasets.dataset_identity(data))
             # no shorter way shows whether a text of one's own can be prepared, and what it holds
             is_own = any(find_entry(part.data.source).reads_paths for part in data.parts)
-            is_own &= self.identify is find_text
+            is_own &= self.identify is datasets.find_dataset
             if facts is None and is_own and datasets.is_small_text(data):
                 facts = prepare_text(data)
         except DataError as error:
@@ -119,10 +119,6 @@ def prepare_text(
 ) -> DatasetFacts:
     """Prepare a text if it is not, and return its facts."""
     return read_dataset_facts(datasets.prepare_dataset(data, on_progress).folder)
-
-
-find_text = datasets.find_dataset
-"""Return the facts of a prepared text."""
 
 
 def read_known_texts(store: Store, sweep: str) -> dict[str, DatasetFacts]:
