@@ -14,6 +14,7 @@ from kvlab.machine import cpu_count
 from kvlab.spec import Experiment, ResourcesConfig
 from kvlab.trial import Trial
 from kvlab.trial.run import StopCheck
+from kvlab.trial.smoke_test import SmokeResult
 from tests.support.driver_process import wait_for
 from tests.support.stub_trials import StubRun
 
@@ -60,6 +61,8 @@ class Scripted:
             case "meet":
                 (self.folder / f"here-{trial.id}").touch()
                 wait_for(lambda: (self.folder / f"here-{script['other']}").exists())
+            case "answer":
+                return SmokeResult(peak_bytes=5)
             case "stub":
                 acts = {tuple(key): act for *key, act in script["acts"]}
                 return StubRun(script["store"], script=acts)(trial)
@@ -101,6 +104,11 @@ class ExecutorContract(ABC):
         ended = until_ended(executor)[trial.id]
         assert (ended.outcome, ended.error) == ("done", None)
         assert executor.wait(0.01) == []
+
+    def test_what_a_task_has_found_comes_back(self, executor, run):
+        trial = run.ask(some_trial(6), "answer")
+        executor.start(trial)
+        assert until_ended(executor)[trial.id].outcome == SmokeResult(peak_bytes=5)
 
     def test_what_a_run_raises_is_told_and_the_next_one_runs(self, executor, run):
         trial = run.ask(some_trial(2), "raise")

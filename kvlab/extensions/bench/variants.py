@@ -13,7 +13,7 @@ from kvlab.model import GPT
 from kvlab.oom import classify_oom
 from kvlab.spec import load_experiment, load_served_model
 from kvlab.spec.dtypes import MODEL_DTYPE
-from kvlab.spec.experiment import ServedModel
+from kvlab.spec.experiment import Experiment, ServedModel
 from kvlab.spec.presets import PRESETS
 from kvlab.store import Store
 from kvlab.trial.model_targets import OpenedModel, guess_tokenizer, open_model, override_serving
@@ -54,10 +54,11 @@ class VariantFactory:
             PretrainedError: a checkpoint does not fit.
         """
         opened: OpenedModel | None = None
-        spec: ServedModel | None = None
-        if target in PRESETS or target.endswith((".yaml", ".yml")):
-            spec = load_served_model(target, dict(changes))
-            experiment = None if target in PRESETS else load_experiment(target, dict(changes))
+        experiment: Experiment | None = None
+        if target in PRESETS:
+            spec: ServedModel | Experiment = load_served_model(target, changes)
+        elif target.endswith((".yaml", ".yml")):
+            spec = experiment = load_experiment(target, changes)
         else:
             opened = open_model(target, self._store)
             experiment = opened.experiment
@@ -69,7 +70,6 @@ class VariantFactory:
             serving = override_serving(opened, changes)
             model = opened.model.to(self._device, getattr(torch, dtype)).eval()
             return Variant(name, model, serving, opened.tokenizer)
-        assert spec is not None, "a preset or a file"
         key = f"{dtype} {spec.model.model_dump_json()}"
         if key not in self._random_models:
             model = GPT(spec.model, device=self._device, dtype=getattr(torch, dtype))
