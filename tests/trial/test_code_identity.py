@@ -45,7 +45,8 @@ ENTRIES = {
 # Messages, files and records; owner maps, specs and texts, of which all that counts is in the ids.
 EVERYWHERE = (
     "errors fs. humanize own_extensions sharing. store. trial. spec spec.experiment"
-    " spec.extension_files spec.flops spec.members spec.presets spec.source_options spec.spec_model"
+    " spec.checkpoint_tools spec.extension_files spec.flops spec.members spec.presets"
+    " spec.source_options spec.spec_model"
     " data.data_dir data.dataset_preparation data.shards"
 )
 DECIDES_NOTHING = {
