@@ -61,8 +61,8 @@ OTHER_BY_SECTION = {
         "kv_dtype": "int8", "kv_group": 4, "compile": True, "tie": "none", "tie_rule": "owner",
     },
     "evaluation": {
-        "loss_tokens": 2000, "loss_bytes": 2000, "hellaswag": "all", "served": False,
-        "served_tokens": 600, "positions": True, "precision": "float32",
+        "loss_tokens": 2000, "loss_bytes": 2000, "hellaswag": "all", "text_parts": 3,
+        "served": False, "served_tokens": 600, "positions": True, "precision": "float32",
     },
     "benchmark": {
         "prompt_tokens": 8, "new_tokens": 8, "batch_sizes": [1, 2], "repeats": 5,
