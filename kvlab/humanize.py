@@ -32,6 +32,13 @@ def summarize_error(error: BaseException) -> str:
     return lines[0][:200] if lines else type(error).__name__
 
 
+def redact_url(url: str) -> str:
+    """Return a URL without user, password and query, which may be secrets."""
+    scheme, separator, rest = url.partition("?")[0].partition("://")
+    host, slash, path = rest.partition("/")
+    return f"{scheme}{separator}{host.rpartition('@')[2]}{slash}{path}"
+
+
 def suggest_name(
     wrong: object, names: Iterable[str], otherwise: str | None = None, cutoff: float = 0.6
 ) -> str:

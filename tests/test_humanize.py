@@ -7,6 +7,7 @@ from kvlab.humanize import (
     format_count,
     format_duration,
     format_number,
+    redact_url,
     sanitize_line,
     sanitize_text,
 )
@@ -62,3 +63,16 @@ def test_sizes_have_binary_units(count, text):
 def test_a_count_agrees_with_its_noun():
     counts = [format_count(n, "trial") for n in (0, 1, 2048)]
     assert counts == ["0 trials", "1 trial", "2,048 trials"]
+
+
+@pytest.mark.parametrize(
+    ("url", "shown"),
+    [
+        ("s3://key:secret@bucket/a?token=x", "s3://bucket/a"),
+        ("http://[::1:x@[/y", "http://[/y"),  # not a URL
+        ("sqlite:////home/a@b/mlflow.db", "sqlite:////home/a@b/mlflow.db"),
+        ("folder", "folder"),
+    ],
+)
+def test_secrets_of_a_url_are_left_out(url, shown):
+    assert redact_url(url) == shown

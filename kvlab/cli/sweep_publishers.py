@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from kvlab.errors import KvlabError, TrackingError, UsageError
+from kvlab.humanize import redact_url
 from kvlab.own_extensions import find_members
 from kvlab.store import Store
 from kvlab.sweep import Summary
@@ -88,13 +89,15 @@ class MLflowPublisher(Publisher):
 
     def finish(self, report: Path | None) -> dict[str, str | None]:
         """Mirror the whole sweep with its report; return the URI and the error, if any."""
+        from kvlab.track.connection import tracking_uri
+
+        uri = redact_url(tracking_uri(self._store.path, self._options.tracking_uri))
         try:
-            tracker = self._connect()
-            tracker.mirror(self._sweep, report)
+            self._connect().mirror(self._sweep, report)
         except TrackingError as error:
             self._lose_tracker(error)
-            return {"uri": self._options.tracking_uri, "error": self._error}
-        return {"uri": tracker.uri, "error": None}
+            return {"uri": uri, "error": self._error}
+        return {"uri": uri, "error": None}
 
     def _connect(self) -> "Tracker":
         from kvlab.track import Tracker  # imports MLflow, which takes seconds

@@ -34,10 +34,10 @@ from kvlab.store.store_paths import SearchPoints, add_points, list_names
 from kvlab.store.timings import TimingSession, read_timings
 from kvlab.store.trial_records import TrialRecords
 
-_TRAINING_FILES = (
-    "training.json", "final", "config.json", "checkpoints", "start.json", "rungs.json",
-    "diverged.json",
-)  # fmt: skip
+TRAINING_FILES = ("config.json", "start.json", "rungs.json", "diverged.json", "training.json")
+"""Files of a training; the last one completes it."""
+
+WEIGHT_FOLDERS = ("checkpoints", "final")
 
 _TRUNK_STEP = re.compile(r"step-[0-9]{8,}\Z")
 
@@ -152,7 +152,8 @@ class Store(TrialRecords):
             The folder that it is moved to.
         """
         steps = [name for name in list_names(directory) if _TRUNK_STEP.match(name)]
-        return sealed_files.set_aside(directory, (*_TRAINING_FILES, *steps), fence, "other-code")
+        names = (*reversed(TRAINING_FILES), *WEIGHT_FOLDERS, *steps)
+        return sealed_files.set_aside(directory, names, fence, "other-code")
 
     def rungs(self, training_id: str) -> dict[int, float]:
         """Return validation losses (nats/token) by the steps after which a search paused it."""

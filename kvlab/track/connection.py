@@ -22,6 +22,7 @@ from kvlab.errors import StoreError, TrackingError, UsageError
 from kvlab.fs.atomic_files import read_regular, write_atomic
 from kvlab.fs.lock import Lock
 from kvlab.fs.sealed_files import set_aside
+from kvlab.humanize import redact_url
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
@@ -75,7 +76,7 @@ def set_database_aside(store: Path, uri: str | None) -> Path:
         UsageError: MLflow is elsewhere, where other runs may be, or there is no database.
     """
     if tracking_uri(store, uri) != f"sqlite:///{store.absolute()}/mlflow.db":
-        text = f"--rebuild: MLflow is at {redact_uri(tracking_uri(store, uri))}, not in the store"
+        text = f"--rebuild: MLflow is at {redact_url(tracking_uri(store, uri))}, not in the store"
         raise UsageError(f"{text}, and may have runs of others; mend it there, then `kvlab sync`")
     names = [*(f"mlflow.db{suffix}" for suffix in ("", "-wal", "-shm", "-journal")), "tracking.id"]
     if not any(os.path.lexists(store / name) for name in names):
@@ -137,7 +138,7 @@ def _probe_server(uri: str) -> None:
     except (requests.Timeout, requests.ConnectionError) as error:
         is_late = isinstance(error, requests.Timeout)
         reason = f"no answer in {PROBE_SECONDS:g} s" if is_late else "no server answers there"
-        raise TrackingError(f"MLflow at {redact_uri(uri)}: {reason}; {_hint(uri)}") from None
+        raise TrackingError(f"MLflow at {redact_url(uri)}: {reason}; {_hint(uri)}") from None
 
 
 @contextmanager
@@ -228,14 +229,8 @@ def translate_errors(uri: str) -> Iterator[None]:
             raise
         reason = re.sub(r"://[^/\s@]*@", "://", " ".join(str(error).split()))  # passwords
         reason = reason if len(reason) <= 300 else f"{reason[:300]}..."
-        text = f"MLflow at {redact_uri(uri)}: {reason}"
+        text = f"MLflow at {redact_url(uri)}: {reason}"
         raise TrackingError(f"{text}; {_hint(uri, error)}") from error
-
-
-def redact_uri(uri: str) -> str:
-    """Return ``uri`` without user and password."""
-    scheme, separator, rest = uri.partition("://")
-    return f"{scheme}{separator}{rest.rpartition('@')[2]}"
 
 
 def _hint(uri: str, error: Exception | None = None) -> str:

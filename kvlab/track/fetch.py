@@ -11,9 +11,10 @@ from typing import TYPE_CHECKING
 
 from kvlab.errors import UsageError
 from kvlab.fs.atomic_files import write_atomic
+from kvlab.humanize import redact_url
 from kvlab.store import DETAIL_FILES, Store
 from kvlab.store.timings import TIMINGS_FILE
-from kvlab.track.connection import connect, redact_uri, translate_errors
+from kvlab.track.connection import connect, translate_errors
 from kvlab.track.run_description import DAMAGED, PARENT, RECORD
 from kvlab.track.runs import iter_runs
 
@@ -72,12 +73,12 @@ def fetch_record(uri: str, sweep: str, folder: Path, mirrored_by: str | None = N
 
 def _find_parent(client: "MlflowClient", uri: str, sweep: str, mirrored_by: str | None) -> "Run":
     """Return the sweep's own run, of the one store that ``mirrored_by`` matches."""
-    location = f"sweep = {sweep} in MLflow at {redact_uri(uri)}"
+    location = f"sweep = {sweep} in MLflow at {redact_url(uri)}"
     experiment = client.get_experiment_by_name(sweep)
     if experiment is None or experiment.lifecycle_stage == "deleted":
         tags = (e.tags.get("kvlab.sweep") for e in client.search_experiments())
         names = ", ".join(sorted(name for name in tags if name)) or "it has none yet"
-        text = f"sweep = {sweep} is not in MLflow at {redact_uri(uri)} ({names})"
+        text = f"sweep = {sweep} is not in MLflow at {redact_url(uri)} ({names})"
         raise UsageError(f"{text}; `kvlab sync {sweep} --tracking-uri URI` puts it there")
     runs = iter_runs(client, experiment.experiment_id, f"tags.`kvlab.key` = '{PARENT}'")
     by_store = {r.data.tags["kvlab.store"]: r for r in runs if "kvlab.digest" in r.data.tags}

@@ -154,9 +154,12 @@ def test_submit_without_its_server_ends_with_one_warning_and_sync_catches_up(
     write_tiny_sweep(tmp_path)
     store = ["--store", str(tmp_path / "runs"), "--no-report", "--json", "--tracking-uri"]
     submit = ["submit", str(tmp_path / "s.yaml"), "--executor", "inline"]
-    assert main([*submit, *store, f"http://127.0.0.1:{free_port()}"]) == 0
+    host = f"127.0.0.1:{free_port()}"
+    assert main([*submit, *store, f"http://me:secret@{host}"]) == 0
     shown = capsys.readouterr()
+    assert "secret" not in shown.out + shown.err
     facts = json.loads(shown.out)
+    assert facts["mlflow"]["uri"] == f"http://{host}"
     assert facts["states"] == {"done": 2, "missing": 0}
     assert "no server answers" in facts["mlflow"]["error"]
     assert shown.err.count("MLflow is not up to date") == 1

@@ -9,7 +9,8 @@ from kvlab.cli.shared_arguments import ALL_SWEEPS, add_flag, add_record, sweep_n
 from kvlab.cli.terminal import print_result
 from kvlab.errors import UsageError
 from kvlab.extensions.copy import record_copies
-from kvlab.extensions.copy.record_copies import CopySummary, redact_url
+from kvlab.extensions.copy.record_copies import CopySummary
+from kvlab.humanize import redact_url
 from kvlab.store import Store
 from kvlab.store.record_archive import ARCHIVE_SUFFIX, extract_archive, is_archive
 

@@ -8,7 +8,8 @@ from pathlib import Path
 
 from kvlab.cli.sweep_publishers import Publisher
 from kvlab.errors import CopyError, StoreError
-from kvlab.extensions.copy.record_copies import check_place, copy_sweep, redact_url
+from kvlab.extensions.copy.record_copies import check_place, copy_sweep
+from kvlab.humanize import redact_url
 from kvlab.store import Store
 
 VARIABLE = "KVLAB_COPY_TO"

@@ -15,13 +15,14 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
-from urllib.parse import urlsplit
 
 from kvlab.errors import CopyDamaged, CopyError, KvlabError, RecordDamaged, UsageError
 from kvlab.fs.atomic_files import atomic_file, file_sha256
 from kvlab.fs.lease import Fence
+from kvlab.humanize import redact_url
 from kvlab.store import Store
 from kvlab.store.record_archive import ARCHIVE_SUFFIX, is_archive
+from kvlab.store.store import TRAINING_FILES, WEIGHT_FOLDERS
 from kvlab.store.store_paths import POINTS_FOLDER, list_folders
 from kvlab.store.timings import TIMINGS_FILE
 from kvlab.store.trial_records import RESULT_FILES
@@ -29,8 +30,6 @@ from kvlab.store.verification import heal, heal_directory
 
 # Of each directory the file that completes it comes last.
 SWEEP_FILES = (POINTS_FOLDER, "search.json", "reported.json", TIMINGS_FILE, "sweep.json")
-TRAINING_FILES = ("config.json", "start.json", "rungs.json", "diverged.json", "training.json")
-WEIGHT_FILES = ("checkpoints", "final")
 TRIAL_FILES = ("trial.json", *RESULT_FILES)
 
 
@@ -78,7 +77,7 @@ def write_archive(store: Store, name: str, path: Path, weights: bool = False) ->
     for training in trainings:
         if weights and (damage := store.check_training(training, contents=True)):
             raise RecordDamaged(f"{damage}; `kvlab verify --heal` moves it aside")
-        names = TRAINING_FILES + (WEIGHT_FILES if weights else ())
+        names = TRAINING_FILES + (WEIGHT_FOLDERS if weights else ())
         files += _list_files(store.training_directory(training), names)
     for trunk in trunks if weights else ():
         steps = [f"step-{step:08d}" for step in store.trunk_steps(trunk)]
@@ -173,7 +172,7 @@ def _restore_trial(store: Store, archive: Store, trial: str, summary: CopySummar
         if fence is None:
             return
         heal_directory(directory, fence)
-        names = (*WEIGHT_FILES, *TRAINING_FILES)
+        names = (*WEIGHT_FOLDERS, *TRAINING_FILES)
         summary.files += _put_files(archive, directory, names, fence)
         if damage := store.check_training(training, contents=True):
             heal_directory(directory, fence)
@@ -300,11 +299,3 @@ def _open_url(url: str) -> Iterator[tuple[Any, str]]:
         line = (str(error).splitlines() or [""])[0]
         text = f"{redact_url(url)} cannot be used: {type(error).__name__}: {line}"
         raise CopyError(f"{text}; check it, then run `kvlab copy`") from None
-
-
-def redact_url(url: str) -> str:
-    """Return a URL without user, password and query, which may be secrets."""
-    parts = urlsplit(url)
-    if not parts.netloc:
-        return url.partition("?")[0]
-    return f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}{parts.path}".rstrip("/")

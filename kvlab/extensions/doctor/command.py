@@ -24,7 +24,7 @@ from kvlab.data.hellaswag_dataset import find_hellaswag_file
 from kvlab.errors import KvlabError, StoreError
 from kvlab.fs.atomic_files import write_atomic
 from kvlab.fs.lock import Lock
-from kvlab.humanize import format_bytes, summarize_error
+from kvlab.humanize import format_bytes, redact_url, summarize_error
 from kvlab.machine import cpu_count, host_memory
 from kvlab.sweep.executors import make_executor
 
@@ -161,7 +161,8 @@ def _check_mlflow(store: Path) -> Check:
     if importlib.util.find_spec("mlflow") is None:
         return Check("MLflow", "note", "not installed; the record and the reports do without it")
     if uri := os.environ.get("MLFLOW_TRACKING_URI"):
-        return Check("MLflow", "note", f"MLFLOW_TRACKING_URI = {uri}; `kvlab sync` tries it")
+        text = f"MLFLOW_TRACKING_URI = {redact_url(uri)}; `kvlab sync` tries it"
+        return Check("MLflow", "note", text)
     try:
         with (
             _make_scratch(store) as scratch,

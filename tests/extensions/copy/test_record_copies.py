@@ -12,7 +12,6 @@ from kvlab.extensions.copy.record_copies import (
     copy_sweep,
     fetch_archive,
     list_archives,
-    redact_url,
     restore_archive,
 )
 from kvlab.fs.sealed_files import read_sealed_json, seal_file, write_sealed_json
@@ -193,4 +192,3 @@ def test_wrong_places_are_refused_before_anything(store):
     for place in (str(store.path / "copy"), f"file://{store.path}/copy"):
         with pytest.raises(UsageError, match="lies in the store"):
             check_place(place, store)
-    assert redact_url("s3://key:secret@bucket/a?token=x") == "s3://bucket/a"
