@@ -73,7 +73,7 @@ def _check_sweep(path: Path, scale: str) -> Iterator[str]:
         return
     experiments = [cell.experiment for cell in sweep.cells()]
     paths = {path for one in experiments for path in one.data.paths}
-    weights = {one.training.init_from for one in experiments}
+    weights = [one.training.init_from for one in experiments]
     paths |= {path for path in weights if isinstance(path, str) and os.path.isabs(path)}
     if not all(map(os.path.exists, paths)):
         return  # text or weights that a person brings
