@@ -45,7 +45,7 @@ def test_it_is_measured_as_asked(position, served):
 
     def progress(note, tokens):  # noqa: ARG001
         counted.append(-tokens)
-        return SimpleNamespace(advance=counted.append, keep=map)
+        return SimpleNamespace(advance=lambda count, *_: counted.append(count), keep=map)
 
     measurements = measure_positions(GPT(of.model), TEXT, of, progress)
     assert set(measurements) <= set(METRICS)

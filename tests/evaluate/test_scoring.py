@@ -53,7 +53,7 @@ def test_the_step_that_is_scored_is_the_compiled_one_and_of_one_size(rows, monke
     monkeypatch.setitem(forward_passes.DECODE_ROWS, "cpu", rows)
     targets = [by_hand(*pair)[0] for pair in some_pairs()]
     done = []
-    part = SimpleNamespace(advance=done.append, keep=map)
+    part = SimpleNamespace(advance=lambda count, *_: done.append(count), keep=map)
     scores = score_pairs(MODEL, some_pairs(), ServingConfig(compile=True), part)
     assert [-score.nats for score in scores] == pytest.approx(targets, abs=1e-4)
     longest = 22 + 24 - 1  # the longest context and ending that are left of 25 tokens

@@ -120,20 +120,32 @@ def test_settings_that_types_list_are_tried(tmp_path):
     assert (code, '{"kv_dtype": {"ternary": {"wide": true}}' in out) == (1, True), out
 
 
+TURN = """
+TURN = torch.linalg.qr(torch.arange(16.0).outer(torch.arange(16.0)).cos())[0]
+
+
+def turn(values, matrix):
+    terms = [values[..., k, None] * matrix[k] for k in range(16)]
+    return sum(terms[::-1] if values.shape[-2] % 2 else terms)  # as products of other shapes may
+"""
+
+
 def test_a_product_in_float32_is_told_from_a_mistake(tmp_path):
     text = EXAMPLE.with_stem("ternary").read_text()
-    turned = "torch.linalg.qr(torch.arange(16.0).outer(torch.arange(16.0)).cos())[0]"
     path = tmp_path / "m.py"
     path.write_text(
         text.replace("size % 4", "size - 16")
-        .replace("values.double()", "(values @ TURN).double()")
-        .replace("(values /", "(values @ TURN /")
-        .replace("- 1) * scale.float()", "- 1) * scale.float() @ TURN.T")
-        .replace("\n\nclass", f"\nTURN = {turned}\n\nclass")
+        .replace("values.double()", "turn(values, TURN).double()")
+        .replace("(values /", "(turn(values, TURN) /")
+        .replace(
+            "return (codes.float() - 1) * scale.float()",
+            "return turn((codes.float() - 1) * scale.float(), TURN.T)",
+        )
+        .replace("\n\nclass", f"\n{TURN}\n\nclass")
     )
     code, out, _ = run_kvlab("check", path, "--cases", "30")
     assert (code, "float64" in out) == (1, True), out
-    path.write_text(path.read_text().replace("@ TURN", ".double() @ TURN.double()"))
+    path.write_text(path.read_text().replace("matrix[k]", "matrix[k].double()"))
     assert run_kvlab("check", path, "--cases", "30")[0] == 0
 
 

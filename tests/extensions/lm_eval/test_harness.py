@@ -78,7 +78,9 @@ def test_texts_of_all_lengths_have_one_compiled_step(opened, monkeypatch):
     plain = TextScorer(opened, load_tokenizer("bytes"), served=False)
     texts = [plain.split_text("the quick brown fox jumps over it" * n) for n in (1, 2, 5)]
     done = []
-    scores = served.score_texts([*texts, []], SimpleNamespace(advance=done.append, keep=map))
+    scores = served.score_texts(
+        [*texts, []], SimpleNamespace(advance=lambda count, *_: done.append(count), keep=map)
+    )
     assert scores == pytest.approx([*plain.score_texts(texts), 0.0], abs=1e-3)
     assert len(sizes) == 1
     assert sum(done) == sum(map(len, texts))

@@ -87,7 +87,7 @@ def test_recall_is_measured_as_asked(served):
 
     def progress(note, tokens):  # noqa: ARG001
         counted.append(-tokens)
-        return SimpleNamespace(advance=counted.append, keep=map)
+        return SimpleNamespace(advance=lambda count, *_: counted.append(count), keep=map)
 
     measurements = measure_probes(GPT(of.model), TEXT, of, progress).measurements
     assert set(measurements) <= set(METRICS)
