@@ -158,9 +158,9 @@ class Study:
     def is_given(self) -> bool:
         """Whether all weights are those of checkpoints, and nothing was trained."""
         trainings = [row.record["experiment"].get("training", {}) for row in self.done_rows]
-        starts = (one.get("init_from") for one in trainings if one.get("tokens") == 0)
-        given = [isinstance(start, str) for start in starts]
-        return bool(trainings) and given == [True] * len(trainings)
+        given = (one.get("tokens") == 0 and isinstance(one.get("init_from"), str)
+                 for one in trainings)  # fmt: skip
+        return bool(trainings) and all(given)
 
     @cached_property
     def status_counts(self) -> Counter[str]:
