@@ -1,14 +1,11 @@
 """Several processes train as one does: two over gloo, against one with accumulation."""
 
-import gc
-import socket
 import time
 from functools import partial
 
 import pytest
 import torch
 import torch.distributed as dist
-from torch import multiprocessing
 
 from kvlab.errors import Paused, ResourceError, Stopped
 from kvlab.fs.sealed_files import read_sealed_json
@@ -16,6 +13,7 @@ from kvlab.train.checkpoint import Trunk
 from kvlab.train.loop import train
 from kvlab.train.train_step import TrainStepper, WorkerGroup
 from kvlab.train.training_record import load_training_record
+from tests.support.process_group import end_group, run_two
 from tests.support.tiny_training import assert_same_losses, dataset, experiment, model
 
 DATA = dataset()
@@ -23,17 +21,9 @@ STEPS = {"tokens": 64 * 40, "evaluate_every": 10, "evaluate_tokens": 160}
 SHAPE = {"n_kv_head": 1, "position": "rope", "attention_pattern": "GL", "window": 5}
 
 
-def free_port():
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        return listener.getsockname()[1]
-
-
-def worker(rank, port, directory, of, stop_after, until, trunk):
-    torch.set_num_threads(1)
+def worker(rank, directory, of, stop_after, until, trunk):
     # a graph of the whole pass as on a GPU, without the minute that making machine code takes
     torch.compile = partial(torch.compile, backend="aot_eager")
-    dist.init_process_group("gloo", init_method=f"tcp://127.0.0.1:{port}", rank=rank, world_size=2)
     time.sleep(rank / 4)  # the leader never waits for the others by chance
     calls = iter(range(1, 1000))
     said = []
@@ -54,14 +44,6 @@ def worker(rank, port, directory, of, stop_after, until, trunk):
     except Paused:
         assert until
     assert bool(said) == (rank == 0), "the leader alone speaks"
-    dist.destroy_process_group()
-
-
-def run_two(directory, of, stop_after=0, until=None, trunk=None):
-    """In processes that fork from one which has torch already, so that each is there at once."""
-    multiprocessing.set_forkserver_preload([__name__])
-    arguments = free_port(), directory, of, stop_after, until, trunk
-    multiprocessing.start_processes(worker, arguments, nprocs=2, start_method="forkserver")
 
 
 def test_two_workers_lose_as_one_with_accumulation(tmp_path):
@@ -88,11 +70,15 @@ def check_two_workers(
     one = experiment(shape, steps, resources=resources)
     both = experiment(shape, {**steps, "compile": compiled}, resources=resources | {"workers": 2})
     alone = train(model(one), DATA, one, seed=0, directory=folder / "one")
+
+    def train_two(stop_after=0, until=None):
+        run_two(__name__, worker, folder / "two", both, stop_after, until, trunk)
+
     for interrupted in ({"stop_after": stop_after}, {"until": until}):
         if any(interrupted.values()):
-            run_two(folder / "two", both, **interrupted, trunk=trunk)
+            train_two(**interrupted)
             assert load_training_record(folder / "two") is None
-    run_two(folder / "two", both, trunk=trunk)
+    train_two()
     together = load_training_record(folder / "two")
     assert_same_losses(together, alone, tolerance)
     return together
@@ -126,12 +112,9 @@ def test_a_compiled_pass_of_several_workers_is_one_graph(monkeypatch):
         stepper.connect_workers()
         stepper.loss.compiles = False  # the head is another graph
         stepper.accumulate_gradient(0)
-        # the last owner of the group must be torch.distributed: where a reducer is, it waits for
-        # gloo's threads with the interpreter's lock, which they may want
         del stepper
-        gc.collect()
     finally:
-        dist.destroy_process_group()
+        end_group()
     assert len(graphs) == 1
 
 

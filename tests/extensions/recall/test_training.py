@@ -6,11 +6,9 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
-import torch.distributed as dist
 import torch.nn.functional as F
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from torch import multiprocessing
 
 from kvlab.data.batches import get_training_batch, window_starts
 from kvlab.data.bigram_table import score_tables
@@ -21,8 +19,8 @@ from kvlab.extensions.recall.source import draw_documents, write_tokens
 from kvlab.model import GPT
 from kvlab.train.train_step import TrainStepper
 from tests.extensions.recall.recalls import experiment, read_document
+from tests.support.process_group import run_two
 from tests.support.random_model import random_model
-from tests.train.test_distributed import free_port
 
 
 def text(of, count=120):
@@ -198,9 +196,7 @@ def two():
     return experiment(resources={"workers": 2, "microbatch_tokens": 2 * of.model.block_size})
 
 
-def worker(rank, port, path):
-    torch.set_num_threads(1)
-    dist.init_process_group("gloo", init_method=f"tcp://127.0.0.1:{port}", rank=rank, world_size=2)
+def worker(rank, path):
     of = two()
     stepper = TrainStepper(GPT(of.model, seed=0).double(), uneven(of), of, seed=0)
     stepper.connect_workers()
@@ -210,15 +206,11 @@ def worker(rank, port, path):
         path.write_text(json.dumps([loss, stepper.validation_loss(), *gradient.tolist()]))
     else:
         stepper.validation_loss()
-    dist.destroy_process_group()
 
 
 def test_two_workers_weigh_by_their_answers(tmp_path):
-    multiprocessing.set_forkserver_preload([__name__])
     path = tmp_path / "found.json"
-    multiprocessing.start_processes(
-        worker, (free_port(), path), nprocs=2, start_method="forkserver"
-    )
+    run_two(__name__, worker, path)
     loss, validation, *gradient = json.loads(path.read_text())
     of = two()
     x, y = step_batch(of, uneven(of))
