@@ -152,8 +152,8 @@ def _name_verdict(study: "Study", comparison: CellComparison) -> str:
 
 def _with_effect(comparison: CellComparison, effect: Effect) -> CellComparison:
     """Return a comparison with the numbers and the verdict of the effect that it is."""
-    own = effect.estimate
-    assert own is not None, "it has the weights of a comparison"
+    assert effect.estimate is not None, "it has the weights of a comparison"
+    own = replace(effect.estimate, value=effect.value)
     if effect.has_interval:
         error = effect.tested_error
         low, high, p = effect.low, effect.high, effect.corrected_p

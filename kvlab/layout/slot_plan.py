@@ -183,7 +183,8 @@ class TokenSlot(SlotPlan):
         return (sinks + length - first) * self.token_bytes(dtype)
 
     def formula(self, slots: str, context: int, dtype: str) -> list[Term]:
-        return [(f"{slots} x {self.count_entries(context)} tokens", self._token_formula(dtype))]
+        count = format_count(self.count_entries(context), "token")
+        return [(f"{slots} x {count}", self._token_formula(dtype))]
 
     def _token_formula(self, dtype: str) -> str:
         """Return the arithmetic of `token_bytes` as text."""

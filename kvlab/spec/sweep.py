@@ -241,6 +241,7 @@ class Sweep(spec.SpecModel):
         sweep._cells = sizes.match_sizes(sweep, sweep._make_cells())
         sizes.check_sizes(sweep, sweep._cells)
         rules.check_scored_text(sweep, sweep._cells)
+        rules.check_search_resources(sweep, sweep._cells)
         return sweep
 
     @property

@@ -66,6 +66,16 @@ def find_unused_key_problems(sweep: "Sweep") -> Problems:
             yield key, f"is used by design: {' or '.join(sorted(readers))} alone; leave it out"
 
 
+def check_search_resources(sweep: "Sweep", cells: Sequence["Cell"]) -> None:
+    """Check that what the trials of a search need is known before they are."""
+    if sweep.search is not None and cells[0].experiment.resources.gpus == "auto":
+        text = "resources.gpus = auto is measured before trials start, and a search finds its"
+        error = FieldError(
+            ("resources", "gpus"), f"{text} trials as it goes; write a number, such as 0.5"
+        )
+        raise SpecError([sweep.locate(error, cells[0].levels)])
+
+
 def check_scored_text(sweep: "Sweep", cells: Sequence["Cell"]) -> None:
     """Check that cells with other tokenizers are scored on the same text."""
     base = cells[0].experiment

@@ -48,3 +48,11 @@ def test_ui_refuses_a_port_that_is_taken(capsys):
         port = taken.getsockname()[1]
         assert main(["ui", "--port", str(port)]) == 2
         assert f"--port = {port} cannot be used" in capsys.readouterr().err
+
+
+@pytest.mark.usefixtures("store")
+def test_ui_names_a_server_without_its_password(capsys):
+    assert main(["ui", "--tracking-uri", "https://me:secret@mlflow.example"]) == 0
+    shown = capsys.readouterr().out
+    assert "mlflow.example" in shown
+    assert "secret" not in shown

@@ -130,3 +130,16 @@ def test_texts_of_two_tokenizers_have_the_overlap_of_their_own_lengths(tmp_path)
         "13-grams": ["30.00%", n_trials], "50-grams": ["0.60%", n_trials],
         "52-grams": ["20.00%", n_trials], "200-grams": ["0.40%", n_trials],
     }  # fmt: skip
+
+
+def test_times_without_bytes_are_a_table_without_a_figure(tmp_path):
+    def measure(result, levels, _seed):
+        for metric in ("tpot_ms_p50", "kv_bytes_read"):
+            result["measurements"].pop(metric, None)
+        is_mqa = levels["heads"] == "mqa"
+        result["measurements"] |= {"tpot_ms_p50": 1.0} if is_mqa else {"kv_bytes_read": 64}
+
+    store = Record(factors=HEADS, change=measure).write(tmp_path / "store")
+    folder = write_report(store, "made", tmp_path)
+    assert "Mean ± standard deviation over seeds; batch 1" in (folder / "report.md").read_text()
+    assert not (folder / "figures" / "speed.svg").exists()

@@ -231,16 +231,8 @@ class _SweepRun:
         return replace(summary, states=states)
 
     def _run_stage(self, stage: Stage) -> Summary:
-        """Run one stage with a driver of its own.
-
-        Raises:
-            UsageError: If a search shares GPUs by memory; its trials are not known in advance.
-        """
+        """Run one stage with a driver of its own."""
         sweep, store, display, planned = self._sweep, self.store, self.display, stage.plan
-        shares_gpus = any(p.trial.experiment.resources.gpus == "auto" for p in planned.trials)
-        if shares_gpus and sweep.search is not None:
-            text = "resources.gpus = auto is measured before trials start, and a search finds its"
-            raise UsageError(f"{text} trials as it goes; write a number, such as 0.5")
         is_first = stage.is_preparing not in self._begun  # in later stages it failed just now
         retry_failed = self.options.retry_failed and is_first
         self._begun.add(stage.is_preparing)

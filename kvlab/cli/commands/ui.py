@@ -6,6 +6,7 @@ import sys
 from kvlab.cli.commands.sync import sync_sweeps
 from kvlab.cli.shared_arguments import add_store
 from kvlab.errors import UsageError
+from kvlab.humanize import redact_url
 from kvlab.store import Store
 from kvlab.track.connection import check_port, is_server, serve_ui, tracking_uri
 from kvlab.track.sweep_summary import view_address
@@ -24,7 +25,7 @@ def run(options: argparse.Namespace) -> None:
         raise UsageError(f"--port = {port} is not a port; use 1 to 65535, such as 5000")
     uri = tracking_uri(store.path, options.tracking_uri)
     if is_server(uri):
-        print(f"the results are on {uri}; open it in a browser")
+        print(f"the results are on {redact_url(uri)}; open it in a browser")
         return
     names = store.sweep_names()
     if not names and not (store.path / "mlflow.db").exists():

@@ -36,7 +36,7 @@ def resolve_checkpoint_folder(path_or_repo: str | Path, *, download: bool = True
     folder = Path(path_or_repo)
     if folder.is_dir():
         return folder
-    hint = "name a folder with config.json and *.safetensors"
+    hint = "name the folder of a checkpoint"
     if not _REPOSITORY.match(str(path_or_repo)):
         raise PretrainedError(f"{path_or_repo} is not a folder; {hint}, or a repository")
     from huggingface_hub import snapshot_download

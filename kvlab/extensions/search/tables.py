@@ -166,7 +166,7 @@ def trials_table(
             value: Any = base.record.get("experiment", {})
             for part in key.split("."):
                 value = value.get(part) if isinstance(value, dict) else None
-            if value is not None and not isinstance(value, dict):
+            if value is not None:
                 settings[key] = value
         found = entries(doc.cell("base"), base, settings, base.trial)
         rows.append((found, study.cell_key(study.baseline), True))

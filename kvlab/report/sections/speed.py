@@ -1,6 +1,6 @@
 """Memory and speed of serving: bytes, times, their curves, and the roofline."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from kvlab.analysis import trial_rows
@@ -94,7 +94,7 @@ def report_speed(study: Study) -> doc.Section | None:
     table = cols.cells_table(study, "speed", caption, entries, timed)
     contents: list[doc.Content] = [_describe_timings(study), table]
     if "tpot_ms_p50" in metrics and "kv_bytes_read" in study.measured_metrics:
-        contents.append(_speed_figure(study))
+        contents.extend(_speed_figure(study))
     return doc.Section("Speed", tuple(contents), not study.is_untrained)
 
 
@@ -114,7 +114,7 @@ def _describe_timings(study: Study) -> doc.Paragraph:
     return texts.write("timings", **fields)
 
 
-def _speed_figure(study: Study) -> doc.Figure:
+def _speed_figure(study: Study) -> Iterator[doc.Figure]:
     metric = "tpot_ms_p50"
     read, times = study.means("kv_bytes_read"), study.means(metric)
     points: dict[bool, list[doc.Point]] = {False: [], True: []}
@@ -127,6 +127,8 @@ def _speed_figure(study: Study) -> doc.Figure:
         ends, name = (min(seed_times), max(seed_times)), label if is_base else ""
         point = doc.Point(count, times[levels], tip, study.cell_key(levels), name, y_range=ends)
         points[is_base].append(point)
+    if not any(points.values()):
+        return
     plot = doc.Plot(
         doc.Axis("K/V bytes read per token at block size", "bytes"),
         doc.Axis("time per output token, p50 (ms)"),
@@ -138,7 +140,7 @@ def _speed_figure(study: Study) -> doc.Figure:
     caption = texts.fill("caption of speed")
     ends = (min(times.values()), max(times.values()))
     low, high = (fmt.format_metric(metric, time) for time in ends)
-    return doc.Figure("speed", caption, f"{caption} Times range from {low} to {high} ms.", plot)
+    yield doc.Figure("speed", caption, f"{caption} Times range from {low} to {high} ms.", plot)
 
 
 def report_benchmark_curves(study: Study) -> doc.Section | None:

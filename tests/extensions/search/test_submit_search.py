@@ -172,3 +172,14 @@ def test_the_store_is_tested_also_when_the_base_is_done(tmp_path, monkeypatch):
         assert (code, "nothing is missing" in out) == (2, False)
         assert "is not shared by 1 of 1 machines of the cluster: far has no" in error
         assert sorted(folder.glob("runs/trials/*")) == before
+
+
+@pytest.mark.usefixtures("submitted")
+def test_a_share_of_a_gpu_that_is_measured_is_refused_before_anything_starts(folder):
+    experiment = (folder / "e.yaml").read_text()
+    (folder / "auto.yaml").write_text(f"{experiment}\nresources: {{gpus: auto}}\n")
+    search = PRUNING_SEARCH.replace("e.yaml", "auto.yaml")
+    (folder / "auto-search.yaml").write_text(search)
+    code, _, error = run_kvlab("plan", "auto-search.yaml")
+    assert code == 2
+    assert re.match(r"auto.yaml:\d+:19: resources.gpus = auto is measured before trials", error)
