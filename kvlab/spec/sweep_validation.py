@@ -69,10 +69,8 @@ def find_unused_key_problems(sweep: "Sweep") -> Problems:
 def check_search_resources(sweep: "Sweep", cells: Sequence["Cell"]) -> None:
     """Check that what the trials of a search need is known before they are."""
     if sweep.search is not None and cells[0].experiment.resources.gpus == "auto":
-        text = "resources.gpus = auto is measured before trials start, and a search finds its"
-        error = FieldError(
-            ("resources", "gpus"), f"{text} trials as it goes; write a number, such as 0.5"
-        )
+        text = "= auto is measured before trials start, and a search finds its trials as it goes"
+        error = FieldError(("resources", "gpus"), f"resources.gpus {text}; write a number")
         raise SpecError([sweep.locate(error, cells[0].levels)])
 
 
