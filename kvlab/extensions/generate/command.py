@@ -4,9 +4,10 @@ import argparse
 import json
 import sys
 import time
+from pathlib import Path
 
 from kvlab.cli import shared_arguments as shared
-from kvlab.errors import UsageError
+from kvlab.errors import DataError, UsageError
 from kvlab.humanize import format_count
 from kvlab.spec import parse_override
 
@@ -18,10 +19,16 @@ examples:
 """
 
 
+_MAX_PADDING = 1024
+"""Ids that a model may have beyond its tokenizer's, for faster products."""
+
+
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("target", help="a trial id, a checkpoint folder or repository, or a preset")
     shared.add_list(parser, "--prompt", "TEXT", "may be repeated for a batch")
     shared.add_list(parser, "--prompt-ids", "1,2,3", "token ids, where kvlab has no tokenizer")
+    text = "read and write text by this one: a name, or the folder of a checkpoint"
+    parser.add_argument("--tokenizer", metavar="NAME", help=text)
     parser.add_argument("--new-tokens", type=int, default=64, help="default 64")
     parser.add_argument("--temperature", type=float, default=0.0, help="default 0: greedy")
     parser.add_argument("--top-k", type=int)
@@ -51,7 +58,7 @@ def run(options: argparse.Namespace) -> None:
     device = shared.resolve_device(options.device)
     cpus = opened.experiment.resources.cpus if opened.experiment else None
     threads = shared.set_threads(options.threads, cpus)
-    text = TextInterface(opened.tokenizer, options)
+    text = TextInterface(opened.tokenizer, options, opened.model.config.vocab_size)
     serving = override_serving(opened, dict(map(parse_override, options.set)))
     model = opened.model.to(device).eval()
     is_streamed = len(text.prompts) == 1 and not options.json
@@ -83,14 +90,25 @@ def run(options: argparse.Namespace) -> None:
 class TextInterface:
     """Prompts, stop tokens and output as text, or as token ids if the tokenizer is unknown."""
 
-    def __init__(self, name: str | None, options: argparse.Namespace):
+    def __init__(self, name: str | None, options: argparse.Namespace, vocab_size: int):
         from kvlab.data.tokenizers import load_tokenizer
 
         self.options = options
-        self.tokenizer = load_tokenizer(name) if name else None
+        if own := options.tokenizer:
+            name = str(Path(own).resolve()) if Path(own).is_dir() else own
+        try:
+            self.tokenizer = load_tokenizer(name) if name else None
+        except DataError as error:
+            hint = "" if own else "; --tokenizer names another, and --prompt-ids needs none"
+            raise UsageError(f"{error}{hint}") from None
+        count = self.tokenizer.vocab_size if own and self.tokenizer else vocab_size
+        if not 0 <= vocab_size - count < _MAX_PADDING:
+            text = f"--tokenizer = {own} has {count:,} ids, and the model {vocab_size:,}"
+            raise UsageError(f"{text}; name the one that it was trained with")
         self.prompts = [parse_token_ids(text) for text in options.prompt_ids]
         if options.prompt and self.tokenizer is None:
-            raise UsageError(f"{options.target} has no tokenizer.json; use --prompt-ids")
+            hint = "name one with --tokenizer, or use --prompt-ids"
+            raise UsageError(f"{options.target} has no tokenizer.json; {hint}")
         if self.tokenizer is not None:
             self.prompts += map(self.encode, options.prompt)
         if not self.prompts or not all(self.prompts):

@@ -270,10 +270,17 @@ def test_a_report_names_settings_that_the_checkpoint_did_not_have(study):
 
 
 @needs("generate")
-def test_a_checkpoint_continues_text(study, capsys):
+def test_a_checkpoint_continues_text_by_its_tokenizer_or_a_named_one(study, tmp_path, capsys):
     words = ["generate", str(study / "weights"), "--prompt", "the cache", "--new-tokens", "3"]
     assert main([*words, "--json"]) == 0
     (row,) = json.loads(capsys.readouterr().out)["rows"]
     ours = load_tokenizer(str(study / "weights"))
     assert row["prompt_ids"] == ours.encode("the cache")
     assert row["text"] == ours.decode(row["new_ids"])
+    for name in ("config.json", "model.safetensors"):
+        (tmp_path / name).symlink_to(study / "weights" / name)
+    words[1] = str(tmp_path)
+    assert main(words) == 2
+    assert "name one with --tokenizer" in capsys.readouterr().err
+    assert main([*words, "--json", "--tokenizer", str(study / "weights")]) == 0
+    assert json.loads(capsys.readouterr().out)["rows"] == [row]
