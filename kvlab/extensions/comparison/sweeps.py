@@ -125,11 +125,10 @@ def compare_sweeps(before: Study, after: Study) -> Comparison:
         both = [found.get(name) for found in effects]
         said = ["not asked" if one is None else one.verdict for one in both]
         values = [one.estimate.value if one and one.estimate else None for one in both]
-        estimates = said[0], said[1], values[0], values[1]
-        moved = of_effects.get(name)
+        sides, moved = (said[0], said[1], values[0], values[1]), of_effects.get(name)
         value, low, high = (moved.value, moved.low, moved.high) if moved else (None, 0.0, 0.0)
         verdict = _verdict(moved, "changed")
-        conclusions.append(Conclusion(name, *estimates, value, low, high, verdict))
+        conclusions.append(Conclusion(name, *sides, value, low, high, verdict))
     return Comparison(
         metric,
         before.decide.alpha,
@@ -149,7 +148,11 @@ def _name_cell(study: Study, levels: Levels, common: Collection[str]) -> frozens
 
 
 def _name_effect(effect: Effect, study: Study, other: Study) -> str:
-    """Return the name of an effect, with its baseline levels that are not those of ``other``."""
+    """Return the name of an effect, with its baseline levels that are not those of ``other``.
+
+    Its levels are in the order of their names: sweeps may list factors in another order.
+    """
+    effect = replace(effect, change=tuple(sorted(effect.change)), at=tuple(sorted(effect.at)))
     bases, theirs = study.sweep["baseline"], other.sweep["baseline"]
     own = [f"{f}={bases[f]}" for f, _ in effect.change if bases[f] != theirs.get(f, bases[f])]
     return f"{effect.name} from {' and '.join(own)}" if own else effect.name
@@ -229,7 +232,7 @@ def estimate_shifts(
         whether trials were paired by seed.
     """
     seeds = set(before.seeds) & set(after.seeds)
-    is_paired = len(seeds) > 1 or min(len(before.seeds), len(after.seeds)) < 2
+    is_paired = 0 < min(2, len(before.seeds), len(after.seeds)) <= len(seeds)
     estimates = _paired_shifts if is_paired else _independent_shifts
     cells, effects = estimates(before, after, shared, metric)
     shifts = [*cells.values(), *effects.values()]
@@ -278,7 +281,7 @@ def _paired_shifts(
         for c, one in means.items()
     }
     design = rows, before.estimand, metric
-    effects = [*estimate_main_effects(*design), *estimate_interactions(*design)]
+    effects = [*estimate_main_effects(*design), *estimate_interactions(*design)] if rows else []
     return cells, _list_effects(effects, before, after)
 
 

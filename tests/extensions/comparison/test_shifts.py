@@ -61,6 +61,43 @@ def test_a_level_that_changed_is_found(first):
         assert {levels[0] for levels, one in cells.items() if one.is_found} == {"mqa"}
 
 
+@pytest.mark.parametrize(("seeds", "first"), [((1, 1), 5), ((1, 3), 5), ((3, 1), 0)])
+def test_a_single_seed_tests_nothing_whether_it_is_shared_or_not(seeds, first):
+    random = np.random.default_rng(8)
+    before, after = (draw_cells(count, random) for count in seeds)
+    of_cells, effects, is_paired = shifts(before, renumbered(after, first))
+    assert (len(of_cells), is_paired) == (len(before), first == 0)
+    assert {of_cells[cell].kind for cell in before if "tied" not in cell} == {"one seed"}
+    assert effects["heads=mqa"].kind == "one seed"
+
+
+def test_sweeps_without_a_cell_in_common_compare_nothing():
+    cells = draw_cells(3, np.random.default_rng(9))
+    studies = [
+        make_study({levels: cells[levels] for levels in cells if levels[0] == heads}, FACTORS)
+        for heads in FACTORS["heads"]
+    ]
+    assert estimate_shifts(*studies, {}, "loss") == ({}, {}, True)
+
+
+@pytest.mark.parametrize("first", [0, 100])
+def test_the_order_of_factors_does_not_matter(first):
+    cells = draw_cells(3, np.random.default_rng(10))
+    turned = {
+        levels[::-1]: {seed: replace(row, levels=levels[::-1]) for seed, row in by_seed.items()}
+        for levels, by_seed in renumbered(cells, first).items()
+    }
+    before = make_study(cells, FACTORS)
+    after = make_study(turned, dict(reversed(FACTORS.items())))
+    shared = {levels: levels[::-1] for levels in cells}
+    found = estimate_shifts(before, after, shared, "loss")[1]
+    assert "heads=mqa and position=rope" in found
+    assert (
+        found.keys()
+        == estimate_shifts(after, before, dict(zip(turned, cells, strict=True)), "loss")[1].keys()
+    )
+
+
 def test_the_same_trials_are_identical():
     cells = draw_cells(3, np.random.default_rng(5))
     of_cells, effects, _ = shifts(cells, cells)
