@@ -177,6 +177,12 @@ def test_in_a_browser(page, tmp_path):
         )
         assert browser.run("location.pathname") == "/sweep/over"
         assert browser.run("document.getElementById('running-part').hidden")
+        browser.run(
+            "fetch = (real => (...a) => real(...a).finally(() => polls++))(fetch); polls = 0"
+        )
+        wait_for(browser, "polls > 3")
+        state = browser.run("document.getElementById('report-state').textContent")
+        assert state == "of all trials", "not those that have ended since another sweep's report"
         assert browser.errors == []
 
 

@@ -227,14 +227,14 @@
     const text = ended === facts.total ? "of all trials" : "of " + count(ended) + " of " + count(facts.total) + " trials";
     byId("report-state").textContent = state.reported && state.reported !== String(ended)
       ? count(ended - Number(state.reported)) + " trials have ended since" : text;
+    state.ended = String(ended);
     if (isOver && state.isOver !== isOver) loadReport();
     state.isOver = isOver;
-    state.ended = String(ended);
   }
   function loadReport() {
     byId("report").hidden = false;
     byId("report").src = byId("report-link").href;
-    state.reported = state.ended || "";
+    state.reported = state.ended;
   }
   byId("show-report").addEventListener("click", loadReport);
 
@@ -246,7 +246,7 @@
       if (state.name) showSweep(await get("/api/sweep/" + encodeURIComponent(state.name)));
     } catch (error) {
       byId("content").hidden = !(error instanceof TypeError);
-      report(error instanceof TypeError ? "The page's server does not answer: is `kvlab ui --live` still running?" : error.message);
+      report(error instanceof TypeError ? "The page's server does not answer: is `kvlab live` still running?" : error.message);
     }
     timer = setTimeout(poll, document.hidden ? 5 * POLL : POLL);
   }
