@@ -274,13 +274,7 @@ def _judge(holds: str | None, verdict_name: str, words: str, is_explored: bool) 
     return f"**{'holds' if verdict_name in shown else 'does not hold'}**: {words}"
 
 
-def _compare_cells(
-    study: Study,
-    verdict: str,
-    compared: str,
-    metric: str,
-    found: Any,
-) -> Finding:
+def _compare_cells(study: Study, verdict: str, compared: str, metric: str, found: Any) -> Finding:
     """Return a finding of a difference of cells, with its errors, its seeds and its sizes.
 
     Args:

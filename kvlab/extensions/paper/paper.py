@@ -73,10 +73,8 @@ def run(options: argparse.Namespace) -> None:
     with refuse_malformed(name):
         write_paper(study, make_document(study), folder, options.width)
     parts = sorted(path.name for path in (folder / name).glob("*.*"))
-    text = (
-        f"{folder / name}: {', '.join(parts)}\n{folder / 'main.tex'} shows them: pdflatex main && "
-    )
-    text += "bibtex main, then pdflatex main twice"
+    text = f"{folder / name}: {', '.join(parts)}\n{folder / 'main.tex'} shows them: pdflatex main"
+    text += " && bibtex main, then pdflatex main twice"
     print_result(options, {"sweep": name, "paper": str(folder), "files": parts}, text)
 
 
@@ -209,7 +207,8 @@ def write_methods(study: Study) -> str:
     terms: dict[str, list[str]] = {}
     features = {*_find_features(study), f"sampler={fields.get('sampler')}"}
     features.add(f"pruning={fields.get('pruning_rule')}")
-    for line in read_latex("terms.tex").splitlines():
+    lines = read_latex("terms.tex").splitlines()
+    for line in sorted(lines, key=lambda line: ": else | " in line):  # after those of extensions
         if not line.startswith("%"):
             field, feature, words = re.split(r": | \| ", line, maxsplit=2)
             known = terms.setdefault(field, [])
@@ -238,10 +237,13 @@ def _settings(study: Study) -> Iterator[tuple[str, Any]]:
     metric = study.primary_metric
     scored = _SCORED.get(metric, f"{metric}_tokens")
     for row in study.done_rows:
-        yield "trained.tokens", (row.record.get("training_record") or {}).get("tokens")
+        made = {**row.record["experiment"], "provenance": row.record.get("provenance") or {}}
         yield "scored.tokens", row.measurements.get(scored)
-        provenance = row.record.get("provenance") or {}
-        for section, settings in {**row.record["experiment"], "provenance": provenance}.items():
+        if made.get("training", {}).get("tokens"):
+            yield "trained.tokens", (row.record.get("training_record") or {}).get("tokens")
+        else:  # the recipe was not used
+            made["training"] = {"init_from": made.get("training", {}).get("init_from")}
+        for section, settings in made.items():
             for key, value in settings.items() if isinstance(settings, Mapping) else ():
                 if key == "kv_dtype" and isinstance(value, Mapping):
                     yield from ((f"{section}.{key}", one) for one in value.values())
@@ -295,15 +297,16 @@ def _designs(study: Study) -> list[str]:
 def _study_fields(study: Study) -> dict[str, str]:
     """Return the fields that are no setting of an experiment."""
     metric, tests, margin = study.primary_metric, study.tests, study.decide.margin
-    is_design, is_trained = study.search is None, not study.is_untrained
-    is_tested = is_design and is_trained and len(study.seeds) > 1
+    is_design, is_scored = study.search is None, not study.is_untrained
+    is_trained = is_scored and not study.is_given
+    is_tested = is_design and is_scored and len(study.seeds) > 1
     effects = [one for one in study.effects(metric) if one.is_tested] if is_tested else []
     n_trials, n_trainings = len(study.done_rows), len({row.training for row in study.done_rows})
     n_missing, unit = len(study.rows) - n_trials, display_unit(metric)
     quality = METRICS[metric].title + (f", in {unit}" if unit else "")
     factors = {name: levels for name, levels in study.factors.items() if len(levels) > 1}
     numbers = {
-        "cells": str(len(study.cells)), "seeds": format_count(len(study.seeds), "seed"),
+        "cells": str(len(study.cells)), "seeds": study.seeds_of_a_cell,
         "trials": format_count(n_trials, "trial"), "planned": str(len(study.rows)),
         "trainings": format_count(n_trainings, "training"), "unmeasured": str(n_missing),
         "percent": f"{100 * (1 - study.decide.alpha):g}%",
@@ -315,12 +318,15 @@ def _study_fields(study: Study) -> dict[str, str]:
     }  # fmt: skip
     flags = {
         "if_trained": is_trained,
-        "if_untrained": not is_trained,
+        "if_untrained": not is_scored,
+        "if_scored": is_scored,
+        "if_given": study.is_given,
+        "if_parts": study.scores_parts,
         "if_design": is_design,
         "if_shared": is_design and is_trained and n_trainings < n_trials,
         "if_missing": is_design and n_missing,
         "if_gap": any(abs(gap.value) >= GAP_ROUNDING for gap in study.serving_gaps.values()),
-        "if_one_seed": is_design and is_trained and len(study.seeds) < 2,
+        "if_one_seed": is_design and is_scored and len(study.seeds) < 2,
         "if_tested": is_tested,
         "if_margin": effects and margin is not None,
         "if_looks": effects and tests is not None,

@@ -136,6 +136,45 @@ def test_tokens_are_those_that_were_trained_on_and_scored(tmp_path, metric, scor
     assert numbers == ["612,352", scored]
 
 
+def give_weights(found, *_):
+    found["experiment"]["training"] |= {"tokens": 0, "init_from": "gpt2"}
+    found["experiment"]["evaluation"] = {"text_parts": 3}
+    found["training_record"] |= {"steps": 0, "tokens": 0}
+
+
+def test_of_weights_that_were_given_no_training_is_told(tmp_path):
+    text = write_methods(load(FullRecord(factors=FACTORS, change=give_weights), tmp_path))
+    training = text.partition("\\paragraph{Training.}\n")[2].partition("\n\n")[0]
+    assert training.splitlines() == [
+        "The weights are those of gpt2, and nothing is trained; heads are mean-pooled into fewer"
+        r" where a model has fewer~\cite{ainslie2023gqa}.",
+        "They are scored on docstrings of installed Python packages.",
+        "Each cell has 3 seeds.",
+        "Each seed scores held-out documents of its own.",
+    ]
+    assert "Quality is the validation loss" in text
+    assert "Differences are paired by seed" in text
+
+
+@needs("muon")
+def test_the_optimizer_is_that_of_the_record(tmp_path):
+    def change(found, levels, _seed):
+        name = "adamw" if levels["heads"] == "mha" else "muon"
+        found["experiment"]["training"]["optimizer"] = name
+
+    text = write_methods(load(FullRecord(factors=FACTORS, change=change), tmp_path / "both"))
+    assert "optimizer is AdamW~\\cite{loshchilov2019adamw} and Muon~\\cite{jordan2024muon" in text
+    alone = FullRecord(factors={"heads": ("mqa", "gqa")}, change=change)
+    assert "optimizer is Muon~\\cite{jordan2024muon" in write_methods(load(alone, tmp_path / "one"))
+
+
+def test_cells_have_as_many_seeds_as_they_have(tmp_path):
+    record = FullRecord(factors=FACTORS, seeds=(0, 1, 2, 3))
+    cells = record.description(record.cells())["cells"]
+    cells[0]["trials"] = dict(list(cells[0]["trials"].items())[:2])
+    assert "Each cell has 2 to 4 seeds." in write_methods(load(record, tmp_path, cells=cells))
+
+
 def test_names_cannot_be_commands(tmp_path):
     record = FullRecord(factors={"heads": HOSTILE}, question=r"Is \write18{x} 100% safe?")
     study = load(record, tmp_path)
