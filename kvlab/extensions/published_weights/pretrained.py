@@ -5,7 +5,7 @@ Weights are read from safetensors alone, never from pickles, which can run code.
 
 import math
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -41,6 +41,8 @@ if TYPE_CHECKING:
     from kvlab.model.gpt import GPT
 
 _MEMBERS = (GPT2(), Llama(), Mistral(), SmolLM3(), Qwen3(), Gemma3(), DeepSeekV2())
+_DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
+
 ARCHITECTURES: dict[str, Architecture] = {one.model_type: one for one in _MEMBERS}
 """``model_type`` of a checkpoint -> how it is read and written."""
 
@@ -185,12 +187,16 @@ def load_weights(model: "GPT", folder: Path, architecture: Architecture) -> None
                 problems += [f"{name} is missing" for name in missing]
                 continue
             tensors = [files[names[n]].get_tensor(names[n]) for n in mapping.hf_names]
-            value, parameter = mapping.read(tensors), parameters[mapping.name]
-            source = " + ".join(mapping.hf_names)
-            if value.shape != parameter.shape:
-                problems.append(f"{source} is {tuple(value.shape)}, not {tuple(parameter.shape)}")
-            elif not value.is_floating_point():  # their scales would be ignored
-                problems.append(f"{source} is {value.dtype}, and only floating point is read")
+            parameter, source = parameters[mapping.name], " + ".join(mapping.hf_names)
+            codes = sorted(str(one.dtype) for one in tensors if one.dtype not in _DTYPES)
+            value = None
+            with suppress(RuntimeError):  # of shapes that do not go together
+                value = mapping.read(tensors)
+            if codes:  # their scales would be ignored
+                problems.append(f"{source} is {codes[0]}, and only float16 and wider is read")
+            elif value is None or value.shape != parameter.shape:
+                shapes = " + ".join(str(tuple(one.shape)) for one in tensors)
+                problems.append(f"{source} is {shapes}, not {tuple(parameter.shape)}")
             elif not torch.isfinite(value).all():
                 problems.append(f"{source} has numbers that are not finite")
             else:

@@ -154,13 +154,24 @@ def test_every_mismatch_is_listed(tmp_path):
         GPT.from_pretrained(tmp_path)
 
 
-def test_whole_numbers_are_no_weights(tmp_path):
+@pytest.mark.parametrize(
+    ("name", "change", "message"),
+    [
+        ("mlp.down_proj", lambda one: (100 * one).to(torch.int8), "is torch.int8, and only float16"),
+        ("self_attn.k_proj", lambda one: (100 * one).to(torch.int8), "is torch.int8, and only"),
+        ("mlp.down_proj", lambda one: one.to(torch.float8_e4m3fn), "is torch.float8_e4m3fn, and"),
+        ("self_attn.k_proj", lambda one: one[:, 1:], r"is \(32, 32\) \+ \(\d+, 31\) \+ .* not"),
+        ("self_attn.k_proj", lambda one: one[0], r"is \(32, 32\) \+ \(32,\) \+ .* not"),
+        ("mlp.down_proj", lambda one: one[0, 0].clone(), r"is \(\), not \(32, 48\)"),
+    ],
+)
+def test_codes_and_other_shapes_are_no_weights(tmp_path, name, change, message):
     """As quantized files have them, whose scales are tensors of other names."""
     llama().save_pretrained(tmp_path)
-    path, name = tmp_path / "model.safetensors", "model.layers.1.mlp.down_proj.weight"
+    path, name = tmp_path / "model.safetensors", f"model.layers.1.{name}.weight"
     tensors = load_file(path)
-    save_file({**tensors, name: (100 * tensors[name]).to(torch.int8)}, path)
-    with pytest.raises(PretrainedError, match=rf"{name} is torch.int8, and only floating point"):
+    save_file({**tensors, name: change(tensors[name]).contiguous()}, path)
+    with pytest.raises(PretrainedError, match=rf"{name}.* {message}"):
         GPT.from_pretrained(tmp_path)
 
 
