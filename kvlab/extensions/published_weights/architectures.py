@@ -69,9 +69,11 @@ class Llama(Architecture):
 
     Attributes:
         block_names: names of a layer's modules, and of their tensors in a checkpoint's layer.
+        is_tied: the default of ``tie_word_embeddings``.
     """
 
     model_type, hf_class, prefix = "llama", "LlamaForCausalLM", "model."
+    is_tied = False
     ignored_suffixes: tuple[str, ...] = (".rotary_emb.inv_freq",)
     fields: ClassVar[dict[str, str]] = {
         "vocab_size": "vocab_size",
@@ -108,7 +110,7 @@ class Llama(Architecture):
             "n_kv_head": hf_config.get("num_key_value_heads") or n_head,
             "head_dim": hf_config.get("head_dim") or hf_config["hidden_size"] // n_head,
             **self.read_rotations(hf_config),
-            "tie_embeddings": bool(hf_config.get("tie_word_embeddings", False)),
+            "tie_embeddings": bool(hf_config.get("tie_word_embeddings", self.is_tied)),
         }
 
     def read_rotations(self, hf_config: dict[str, Any]) -> dict[str, Any]:
@@ -168,7 +170,7 @@ class Gemma3(Qwen3):
     Norms in a checkpoint have their weights less one.
     """
 
-    model_type, hf_class = "gemma3_text", "Gemma3ForCausalLM"
+    model_type, hf_class, is_tied = "gemma3_text", "Gemma3ForCausalLM", True
     supported: ClassVar[dict[str, tuple[Any, ...]]] = {
         "hidden_activation": ("gelu_pytorch_tanh",),
         "attention_bias": (False,),
@@ -196,7 +198,6 @@ class Gemma3(Qwen3):
         return {
             **fields,
             **hf.read_layer_types(hf_config, hf_config.get("sliding_window_pattern", 6)),
-            "tie_embeddings": bool(hf_config.get("tie_word_embeddings", True)),
             "embedding_scale": fields["n_embd"] ** 0.5,
             "attention_scale": exact if exact and round(exact**-2) == scalar else scale,
         }
@@ -247,7 +248,7 @@ class Mistral(Llama):
     model_type, hf_class = "mistral", "MistralForCausalLM"
 
     def read_config(self, hf_config: dict[str, Any]) -> dict[str, Any]:
-        window = hf_config.get("sliding_window")
+        window = hf_config.get("sliding_window", 4096)
         local_layers = {} if window is None else {"attention_pattern": "L", "window": window}
         return {**super().read_config(hf_config), **local_layers}
 
@@ -258,7 +259,7 @@ class Mistral(Llama):
 class SmolLM3(Llama):
     """Llama with layers that do not rotate, and with windows in some layers."""
 
-    model_type, hf_class = "smollm3", "SmolLM3ForCausalLM"
+    model_type, hf_class, is_tied = "smollm3", "SmolLM3ForCausalLM", True
 
     def read_config(self, hf_config: dict[str, Any]) -> dict[str, Any]:
         interval, depth = hf_config.get("no_rope_layer_interval", 4), hf_config["num_hidden_layers"]

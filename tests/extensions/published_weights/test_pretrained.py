@@ -9,7 +9,7 @@ from safetensors.torch import load_file, save_file
 
 from kvlab.errors import PretrainedError
 from kvlab.extensions.published_weights.architectures import Llama
-from kvlab.extensions.published_weights.pretrained import ARCHITECTURES
+from kvlab.extensions.published_weights.pretrained import ARCHITECTURES, read_config
 from kvlab.layout import KVLayout
 from kvlab.model import GPT
 from kvlab.spec import ModelConfig
@@ -131,6 +131,20 @@ def test_every_architecture_has_its_suite():
     assert own <= suites
 
 
+@pytest.mark.parametrize("name", ["Llama", "Mistral", "SmolLM3", "Qwen3", "Gemma3Text"])
+def test_settings_that_a_file_leaves_out_are_those_of_the_library(name, tmp_path):
+    theirs = getattr(transformers, f"{name}Config")(**LLAMA, num_key_value_heads=2, head_dim=8)
+    config = theirs.to_dict()
+    del config["tie_word_embeddings"]
+    if name == "Mistral":
+        del config["sliding_window"]
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    _, ours = read_config(tmp_path)
+    assert ours.tie_embeddings == theirs.tie_word_embeddings
+    if name == "Mistral":
+        assert ours.layers[0].window == theirs.sliding_window
+
+
 def test_gpt2s_original_files_have_no_prefix(tmp_path):
     theirs = gpt2()
     theirs.transformer.save_pretrained(tmp_path)
@@ -157,7 +171,11 @@ def test_every_mismatch_is_listed(tmp_path):
 @pytest.mark.parametrize(
     ("name", "change", "message"),
     [
-        ("mlp.down_proj", lambda one: (100 * one).to(torch.int8), "is torch.int8, and only float16"),
+        (
+            "mlp.down_proj",
+            lambda one: (100 * one).to(torch.int8),
+            "is torch.int8, and only float16",
+        ),
         ("self_attn.k_proj", lambda one: (100 * one).to(torch.int8), "is torch.int8, and only"),
         ("mlp.down_proj", lambda one: one.to(torch.float8_e4m3fn), "is torch.float8_e4m3fn, and"),
         ("self_attn.k_proj", lambda one: one[:, 1:], r"is \(32, 32\) \+ \(\d+, 31\) \+ .* not"),
