@@ -16,11 +16,7 @@ from kvlab.cli.terminal import show_status_line
 from kvlab.errors import DataError, UsageError
 from kvlab.spec.data_config import DataConfig
 from kvlab.spec.experiment import ServedModel
-from kvlab.spec.extension_files import (
-    load_extension,
-    locate_error,
-    read_extension,
-)
+from kvlab.spec.extension_files import load_extension, locate_error, read_extension
 from kvlab.spec.members import Member, MemberError
 from kvlab.spec.model_config import ModelConfig
 from kvlab.spec.serving_config import ServingConfig

@@ -40,11 +40,7 @@ from kvlab.data.batches import Tokens
 from kvlab.evaluate.evaluation import Evaluation, StartPart, list_scorings
 from kvlab.evaluate.forward_passes import SILENT, Arrays, Part, compute_at
 from kvlab.evaluate.validation_loss import Floats
-from kvlab.extensions.probes.config import (
-    NEEDLE_ANSWER_TOKENS,
-    NEEDLE_KEY_TOKENS,
-    ProbeFields,
-)
+from kvlab.extensions.probes.config import NEEDLE_ANSWER_TOKENS, NEEDLE_KEY_TOKENS, ProbeFields
 from kvlab.model import GPT
 from kvlab.model.loss import token_scores
 from kvlab.spec import ServingConfig

@@ -11,10 +11,7 @@ import numpy.typing as npt
 from kvlab.data.data_dir import cached_sha256
 from kvlab.data.tokenizers import END_OF_TEXT, Tokenizer, byte_letters, encode_utf8
 from kvlab.errors import DataError, PretrainedError
-from kvlab.extensions.published_weights.files import (
-    read_checkpoint_json,
-    resolve_checkpoint_folder,
-)
+from kvlab.extensions.published_weights.files import read_checkpoint_json, resolve_checkpoint_folder
 from kvlab.humanize import summarize_error
 
 MAX_TOKENIZER_BYTES = 100_000_000
