@@ -43,10 +43,10 @@ FUTILE_POWER = 0.02
 
 
 def spent_alpha(fraction: float, alpha: float) -> float:
-    """Return the error that may be spent when a fraction of the seeds is there."""
+    """Return the error that may be spent when a fraction of the seeds is there; above 0."""
     from scipy.special import ndtri  # type: ignore[import-untyped]
 
-    return 2 * normal_cdf(float(ndtri(alpha / 2)) / math.sqrt(fraction))
+    return max(1e-200, 2 * normal_cdf(float(ndtri(alpha / 2)) / math.sqrt(fraction)))
 
 
 @lru_cache(maxsize=100_000)

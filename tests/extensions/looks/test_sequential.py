@@ -38,6 +38,15 @@ def test_the_bounds_of_four_looks_are_those_of_the_t_statistic():
     assert t_bounds(SIZES, 10, 0.05) == pytest.approx((53.77, 5.52, 3.35, 2.41), rel=2e-3)
 
 
+@pytest.mark.parametrize("alpha", [0.05, 0.0005])
+@pytest.mark.parametrize("sizes", [(2, 1000), (4, 5, 1000), (2, 3, 4, 1000)])
+def test_a_look_at_hardly_any_of_many_seeds_calls_nothing(sizes, alpha):
+    """The error that it may spend is too small for a float, or for the quantiles of SciPy."""
+    assert min(t_bounds(sizes, sizes[-1], alpha)[:-1]) > 1e6
+    [_, state] = look_by_look(sizes[:2], {"a": [0.1, 0.11, 0.12, 0.1, 0.11]}, Looks(sizes, 1))
+    assert (state["a"].outcome, state["a"].is_open) == ("", True)
+
+
 @pytest.mark.parametrize(("sizes", "alpha"), [(SIZES, 0.05), ((2, 4, 8), 0.02), ((5, 6), 0.1)])
 def test_the_looks_spend_the_error_that_is_declared(sizes, alpha):
     values = np.random.default_rng(1).standard_normal((sizes[-1], 200_000))
