@@ -110,7 +110,7 @@ class SizeLaw:
         leverage of N. The new mean has ``(t + r) / seeds``, so both together have
         ``(2 a + r (1 - h)) / seeds``. ``a`` and ``r`` are estimated independently; the interval
         integrates over what the data leave open about them (generalized pivotal quantities,
-        Weerahandi 1993). `tests/analysis/test_scaling.py` simulates the coverage.
+        Weerahandi 1993). `tests/extensions/scaling/test_trends.py` simulates the coverage.
 
         Raises:
             ValueError: The size is more than ten times the largest, or there is one seed.
