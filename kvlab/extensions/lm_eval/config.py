@@ -118,7 +118,12 @@ def find_task_file(task: LmEvalTask) -> Path:
         path = Path(task.definition)
         if not path.is_file():
             raise LookupError(f"is to be defined by {path}, which is not a file")
-        if task.task not in _TASK_LINE.findall(path.read_text(encoding="utf-8")):
+        try:
+            names = _TASK_LINE.findall(path.read_text(encoding="utf-8"))
+        except UnicodeDecodeError:
+            text = f"is to be defined by {path}, which is no text in UTF-8"
+            raise LookupError(f"{text}; save it as such") from None
+        if task.task not in names:
             raise LookupError(f"is not defined by {path}; it needs the line task: {task.task}")
         return path
     files = _index_tasks()

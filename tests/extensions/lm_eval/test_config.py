@@ -29,6 +29,7 @@ def write_sweep(folder, tasks):
 def definition(tmp_path):
     """Write the file of a task; return how a spec names it."""
     (tmp_path / "letters.yaml").write_text(TASK)
+    (tmp_path / "latin.yaml").write_bytes(b"# \xfc\n" + TASK.encode())
     return "[{task: letters, definition: letters.yaml, limit: 5}]"
 
 
@@ -38,6 +39,7 @@ def definition(tmp_path):
         ("[arc_easy, arc_esy]", 23, "name its tasks); did you mean arc_easy or"),
         ("[{task: a, definition: no.yaml}]", 13, "no.yaml, which is not a file"),
         ("[{task: other, definition: letters.yaml}]", 13, "it needs the line task: other"),
+        ("[{task: letters, definition: latin.yaml}]", 13, "no text in UTF-8; save it as such"),
     ],
 )
 @pytest.mark.usefixtures("definition")
