@@ -27,7 +27,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> None:
     store = Store(options.store)
-    place: str = options.to or options.origin
+    place: str = options.to or options.origin or ""
+    if not place:
+        raise UsageError("the place of the copy is empty; name a file, a folder or a URL")
     name = None if options.sweep is None else sweep_name(options.sweep)
     if options.to:
         if name is None and is_archive(place):

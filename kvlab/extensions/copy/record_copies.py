@@ -13,6 +13,7 @@ import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from glob import escape
 from pathlib import Path
 from typing import Any
 
@@ -254,7 +255,9 @@ def list_archives(place: str) -> list[str]:
         CopyError: the URL cannot be reached.
     """
     with _open_url(place) as (fs, folder):
-        names = (str(path).rpartition("/")[2] for path in fs.glob(f"{folder}/*{ARCHIVE_SUFFIX}"))
+        names = (
+            str(path).rpartition("/")[2] for path in fs.glob(f"{escape(folder)}/*{ARCHIVE_SUFFIX}")
+        )
         return [archive_at(place, name.removesuffix(ARCHIVE_SUFFIX)) for name in sorted(names)]
 
 
@@ -286,11 +289,11 @@ def _open_url(url: str) -> Iterator[tuple[Any, str]]:
     import fsspec
 
     try:
-        fs, path = fsspec.core.url_to_fs(url)
-    except (ImportError, ValueError) as error:
-        text = f"{redact_url(url)} cannot be opened: {error}"
-        raise UsageError(f"{text}; install what it names, or use another URL") from None
-    try:
+        try:
+            fs, path = fsspec.core.url_to_fs(url)  # some connect here
+        except (ImportError, ValueError, TypeError) as error:
+            text = f"{redact_url(url)} cannot be opened: {error}"
+            raise UsageError(f"{text}; install what it names, or use another URL") from None
         fs.invalidate_cache()
         yield fs, path.rstrip("/")
     except KvlabError:

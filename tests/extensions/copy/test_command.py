@@ -44,6 +44,8 @@ def weights(store):
 
 
 def test_a_sweep_is_copied_as_it_runs_and_comes_back_with_its_report(folder):
+    run("copy", "--to", f"file://{folder}/[1]", "--weights")
+    assert "2 were there" in run("copy", "--from", "[1]")
     run("copy", "--to", f"file://{folder}/bucket", "--weights")
     names = sorted(path.name for path in (folder / "bucket").iterdir())
     assert names == ["s.tar.xz", "s.tar.xz.sha256"]
@@ -77,9 +79,14 @@ def test_a_failing_copy_costs_one_warning_and_is_completed_later(folder):
 
 def test_a_wrong_url_is_refused_before_anything_runs_or_text_is_prepared(folder, monkeypatch):
     monkeypatch.setenv("KVLAB_DATA", str(folder / "no-data-yet"))
-    for url, expected in (("nowhere://x", "Protocol not known"), ("new/copy", "lies in the store")):
+    for url, expected, wanted in (
+        ("nowhere://x", "Protocol not known", 2),
+        ("new/copy", "lies in the store", 2),
+        ("github://x", "missing 2 required", 2),
+        ("ftp://127.0.0.1:1/x", "cannot be used: ConnectionRefusedError", 1),
+    ):
         code, _, error = run_kvlab("submit", "s.yaml", "--store", "new", "--copy-to", url)
-        assert (code, expected in error) == (2, True)
+        assert (code, expected in error) == (wanted, True)
     assert not Path("new").exists()
     assert not (folder / "no-data-yet" / "datasets").exists()
 
