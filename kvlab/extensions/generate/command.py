@@ -52,6 +52,9 @@ def run(options: argparse.Namespace) -> None:
         sampling = Sampling(options.temperature, options.top_k, options.top_p)
     except ValueError as error:
         raise UsageError(str(error)) from None
+    if sampling.temperature == 0 and (sampling.top_k or sampling.top_p):
+        text = "--top-k and --top-p choose among tokens that are drawn, and temperature 0 is greedy"
+        raise UsageError(f"{text}; add one such as --temperature 1")
     if options.uncached and options.set:
         raise UsageError("--set changes how the cache is stored, and --uncached has none")
     opened = open_model(options.target, Store(options.store), random_weights=options.random_weights)
