@@ -15,6 +15,7 @@ from kvlab.extensions.published_weights.files import read_checkpoint_json, resol
 from kvlab.humanize import summarize_error
 
 MAX_TOKENIZER_BYTES = 100_000_000
+MAX_ID = 10_000_000
 
 _SAMPLE = "A ge\u00f6ffneter Brief,\n\n  dated 1851: \u65e5\u672c\u8a9e, \U0001f44d!"
 
@@ -82,7 +83,9 @@ def _list_pieces(facts: dict[str, Any]) -> list[bytes]:
     added = {one["id"]: one for one in facts["added_tokens"]}
     by_id = {number: token for token, number in model["vocab"].items()}
     letters = None if model.get("byte_fallback") else byte_letters()
-    pieces = [b""] * (1 + max([*added, *by_id]))
+    if (largest := max([*added, *by_id])) > MAX_ID:  # before memory is taken for them
+        raise ValueError(f"it has the id {largest:,}, and ids end at {MAX_ID:,}")
+    pieces = [b""] * (1 + largest)
     for number, token in by_id.items():
         if number in added:
             continue

@@ -142,6 +142,11 @@ def test_other_kinds_and_damaged_files_are_refused(tmp_path):
     write_byte_level(tmp_path / "none", ())
     with pytest.raises(DataError, match="no token that separates documents; name bos_token"):
         load_tokenizer(str(tmp_path / "none"))
+    facts = json.loads((tmp_path / "none" / "tokenizer.json").read_text())
+    facts["model"]["vocab"]["far"] = 10**8
+    (tmp_path / "none" / "tokenizer.json").write_text(json.dumps(facts))
+    with pytest.raises(DataError, match="it has the id 100,000,000, and ids end at 10,000,000"):
+        load_tokenizer(str(tmp_path / "none"))
     (tmp_path / "none" / "tokenizer.json").write_text('{"model": ')
     with pytest.raises(DataError, match=r"tokenizer.json cannot be read: .*line 1"):
         load_tokenizer(str(tmp_path / "none"))
