@@ -16,7 +16,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
-from kvlab.errors import PretrainedError
+from kvlab.errors import PretrainedError, StoreError
 from kvlab.extensions.published_weights.architectures import (
     GPT2,
     Gemma3,
@@ -32,7 +32,7 @@ from kvlab.extensions.published_weights.files import (
     read_checkpoint_config,
     resolve_checkpoint_folder,
 )
-from kvlab.fs.atomic_files import open_regular, write_json
+from kvlab.fs.atomic_files import explain_write_errors, open_regular, write_json
 from kvlab.humanize import summarize_error
 from kvlab.spec.flops import parameter_count
 from kvlab.spec.model_config import ModelConfig
@@ -225,6 +225,7 @@ def save_pretrained(model: "GPT", folder: str | Path, *, end_of_text: int | None
     Raises:
         PretrainedError: no published architecture computes what this model does; the message
             says why for each of them.
+        StoreError: the folder cannot be written.
     """
     reasons = []
     for model_type, architecture in ARCHITECTURES.items():
@@ -237,8 +238,12 @@ def save_pretrained(model: "GPT", folder: str | Path, *, end_of_text: int | None
             for mapping in architecture.iter_weights(model.config):
                 tensors |= mapping.write(parameters[mapping.name].detach().cpu())
             folder = Path(folder)
-            folder.mkdir(parents=True, exist_ok=True)
-            save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+            with explain_write_errors(folder):
+                folder.mkdir(parents=True, exist_ok=True)
+            try:
+                save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+            except SafetensorError as error:
+                raise StoreError(f"{folder} cannot be written: {error}; use another") from None
             write_json(folder / "config.json", hf_config)
             return model_type
         reasons.append(f"not {model_type}: {', '.join(losses)}")
