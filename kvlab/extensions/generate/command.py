@@ -53,8 +53,7 @@ def run(options: argparse.Namespace) -> None:
     except ValueError as error:
         raise UsageError(str(error)) from None
     if sampling.temperature == 0 and (sampling.top_k or sampling.top_p):
-        text = "--top-k and --top-p choose among tokens that are drawn, and temperature 0 is greedy"
-        raise UsageError(f"{text}; add one such as --temperature 1")
+        raise UsageError("--top-k and --top-p draw tokens; add --temperature 1, as 0 is greedy")
     if options.uncached and options.set:
         raise UsageError("--set changes how the cache is stored, and --uncached has none")
     opened = open_model(options.target, Store(options.store), random_weights=options.random_weights)

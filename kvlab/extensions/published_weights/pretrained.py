@@ -17,6 +17,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from kvlab.errors import PretrainedError, StoreError
+from kvlab.extensions.published_weights import files as checkpoint_files
 from kvlab.extensions.published_weights.architectures import (
     GPT2,
     Gemma3,
@@ -27,11 +28,6 @@ from kvlab.extensions.published_weights.architectures import (
 )
 from kvlab.extensions.published_weights.conversion import Architecture
 from kvlab.extensions.published_weights.deepseek import DeepSeekV2
-from kvlab.extensions.published_weights.files import (
-    list_checkpoint_files,
-    read_checkpoint_config,
-    resolve_checkpoint_folder,
-)
 from kvlab.fs.atomic_files import explain_write_errors, open_regular, write_json
 from kvlab.humanize import summarize_error
 from kvlab.spec.flops import parameter_count
@@ -51,7 +47,7 @@ def load_pretrained(
     model_class: "type[GPT]", path_or_repo: str | Path, **model_changes: Any
 ) -> "GPT":
     """Return a checkpoint's model; see `kvlab.model.GPT.from_pretrained`."""
-    folder = resolve_checkpoint_folder(path_or_repo)
+    folder = checkpoint_files.resolve_checkpoint_folder(path_or_repo)
     architecture, config = read_config(folder)
     check_sizes(folder, config)
     if model_changes:
@@ -70,7 +66,7 @@ def read_config(folder: Path) -> tuple[Architecture, ModelConfig]:
         PretrainedError: ``config.json`` is missing or unreadable, or describes a model that `GPT`
             cannot compute.
     """
-    hf_config = read_checkpoint_config(folder)
+    hf_config = checkpoint_files.read_checkpoint_config(folder)
     model_type = hf_config.get("model_type")
     if not isinstance(model_type, str) or model_type not in ARCHITECTURES:
         supported = ", ".join(ARCHITECTURES)
@@ -86,7 +82,7 @@ def read_shape(path_or_repo: str) -> dict[str, Any]:
     Raises:
         PretrainedError: as `read_config`.
     """
-    _, config = read_config(resolve_checkpoint_folder(path_or_repo))
+    _, config = read_config(checkpoint_files.resolve_checkpoint_folder(path_or_repo))
     return config.model_dump(exclude_defaults=True)
 
 
@@ -146,7 +142,7 @@ def check_sizes(folder: Path, config: ModelConfig) -> None:
         PretrainedError: The files have less than half of the model, or memory is too small.
     """
     held = 0
-    for path in list_checkpoint_files(folder)[1:]:
+    for path in checkpoint_files.list_checkpoint_files(folder)[1:]:
         with _open_tensors(path) as file:
             held += sum(math.prod(one.get_shape()) for one in map(file.get_slice, file.keys()))
     parameters = parameter_count(config)
@@ -170,7 +166,7 @@ def load_weights(model: "GPT", folder: Path, architecture: Architecture) -> None
     """
     with ExitStack() as stack:
         files: dict[str, Any] = {}  # of each tensor
-        for path in list_checkpoint_files(folder)[1:]:
+        for path in checkpoint_files.list_checkpoint_files(folder)[1:]:
             file = stack.enter_context(_open_tensors(path))
             files |= dict.fromkeys(file.keys(), file)
         # GPT-2's original files omit the prefix of a language model's checkpoint

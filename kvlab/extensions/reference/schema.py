@@ -6,11 +6,7 @@ import json
 from kvlab.benchmark.measurement import Measurement
 from kvlab.cli.shared_arguments import add_flag
 from kvlab.errors import UsageError
-from kvlab.extensions.reference.key_reference import (
-    JSON_SCHEMA_DRAFT,
-    format_key_reference,
-    json_schema,
-)
+from kvlab.extensions.reference import key_reference
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -31,11 +27,11 @@ def run(options: argparse.Namespace) -> None:
         if kind == "measurement":
             raise UsageError("--doc describes the keys of experiment and sweep; name one, or none")
         kinds = [kind] if kind else ["experiment", "sweep"]
-        print("\n".join(map(format_key_reference, kinds)), end="")
+        print("\n".join(map(key_reference.format_key_reference, kinds)), end="")
     elif kind is None:
         raise UsageError("name what to print: experiment, sweep or measurement; or add --doc")
     elif kind == "measurement":
-        schema = {"$schema": JSON_SCHEMA_DRAFT, **Measurement.model_json_schema()}
+        schema = {"$schema": key_reference.JSON_SCHEMA_DRAFT, **Measurement.model_json_schema()}
         print(json.dumps(schema, indent=1))
     else:
-        print(json.dumps(json_schema(kind), indent=1))
+        print(json.dumps(key_reference.json_schema(kind), indent=1))
