@@ -99,9 +99,10 @@ def run(options: argparse.Namespace) -> int:
     names = _select_measures(options)
     variants = _open_variants(options, shared.resolve_device(options.device))
     is_quiet = options.json or not sys.stderr.isatty()
+    block_size = min(one.model.config.block_size for one in variants)
     session = Session(
         variants,
-        _make_settings(options, min(one.model.config.block_size for one in variants)),
+        _make_settings(options, names, block_size),
         on_turn=(lambda _note: None) if is_quiet else show_status_line,
         on_notice=lambda text: print(text, file=sys.stderr, flush=True),
         remeasure_peaks=options.remeasure,
@@ -164,7 +165,9 @@ def _open_variants(options: argparse.Namespace, device: str) -> "list[Variant]":
     return list(variants.values())
 
 
-def _make_settings(options: argparse.Namespace, block_size: int) -> "BenchmarkSettings":
+def _make_settings(
+    options: argparse.Namespace, names: list[str], block_size: int
+) -> "BenchmarkSettings":
     from kvlab.benchmark.session import BenchmarkSettings
 
     new = options.new_tokens
@@ -188,32 +191,36 @@ def _make_settings(options: argparse.Namespace, block_size: int) -> "BenchmarkSe
         batches=tuple(sorted(set(options.batches))),
         stop_rule=StopRule(options.relative_error, least, most, options.seconds),
         text=options.text,
-        options=_read_measure_options(options, block_size),
+        options=_read_measure_options(options, names, block_size),
     )
 
 
-def _read_measure_options(options: argparse.Namespace, block_size: int) -> dict[str, Any]:
+def _read_measure_options(
+    options: argparse.Namespace, names: list[str], block_size: int
+) -> dict[str, Any]:
     """Return what measures get by name: what is given, else keys of the first target.
 
     Raises:
-        UsageError: they are wrong, or do not fit the smallest ``block_size``.
+        UsageError: they are wrong, or those of ``names`` do not fit the smallest ``block_size``.
     """
     found: dict[str, Any] = {}
     if (target := options.target[0]).endswith((".yaml", ".yml")):
         found |= load_experiment(target).benchmark.list_options()
     for name, entry in MEASURES.items():
         given = getattr(options, entry.added_by or "", None)
+        origin = f"--{entry.added_by}" if given else f"{target}: benchmark.{name}"
         if entry.options is None or given is None:
             found[name] = found.get(name, given)
-            continue
-        values = dict(map(parse_override, given))
-        try:
-            found[name] = entry.options.model_validate(values)
-        except ValidationError as error:
-            first = list_field_errors(error, entry.options, values)[0]
-            raise UsageError(f"--{entry.added_by}: {first.message}") from None
-        for field, text in found[name].find_length_problems(block_size):
-            raise UsageError(f"--{entry.added_by}: {field} {text}")
+        else:
+            values = dict(map(parse_override, given))
+            try:
+                found[name] = entry.options.model_validate(values)
+            except ValidationError as error:
+                first = list_field_errors(error, entry.options, values)[0]
+                raise UsageError(f"{origin}: {first.message}") from None
+        if entry.options is not None and name in names and found[name] is not None:
+            for field, text in found[name].find_length_problems(block_size):
+                raise UsageError(f"{origin}: {field} {text}")
     return found
 
 

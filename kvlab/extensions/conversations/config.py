@@ -149,9 +149,10 @@ class ConversationsConfig(MeasureOptions):
             yield "budgets", f"does not increase; use {sorted(set(self.budgets))}"
 
     def find_length_problems(self, block_size: int) -> Problems:
-        turn = max(1, self.prompt_tokens.least) + max(1, self.reply_tokens.least)
-        least = self.system_tokens + max(1, self.turns.least) * turn
-        largest_turn = self.prompt_tokens.most + self.reply_tokens.most
+        parts = self.prompt_tokens, self.reply_tokens
+        turn = sum(max(1, round(part.least)) for part in parts)
+        least = self.system_tokens + max(1, round(self.turns.least)) * turn
+        largest_turn = sum(round(part.most) for part in parts)  # as they are drawn
         if least > block_size:
             text = f"and the tokens of a turn make {least:,.0f} or more, over block_size"
             yield "turns", f"{text} = {block_size}; use fewer, or shorter prompts and replies"

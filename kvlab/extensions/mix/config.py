@@ -41,7 +41,7 @@ def _check_shares(shares: dict[str, float]) -> Shares:
     if not problems and all(SOURCES[name].options for name in shares):
         problems.append(("", "has no source of text; add one, such as docstrings"))
     if not problems and abs(sum(shares.values()) - 1) > _ROUNDING:
-        problems.append(("", f"has shares that sum to {sum(shares.values()):g}; make it 1"))
+        problems.append(("", f"has shares that sum to {sum(shares.values()):.9g}; make it 1"))
     raise_problems(problems)
     return Shares(shares)
 

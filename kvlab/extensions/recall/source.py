@@ -2,9 +2,9 @@
 
     <end of text> pair pair pair ... (noise) key answer key answer ...
 
-A document is a pure function of (seed, number of pairs, number): raw words of a Philox generator,
-which are the same in every version of numpy, are sorted or reduced. Held-out documents are those
-that their hash selects, as of any text, and no document is drawn twice.
+The documents of a unit are a pure function of the options, its place and its size: raw words of a
+Philox generator, which are the same in every version of numpy, are sorted or reduced. Held-out ones
+are those that their hash selects, as of any text, and no document is drawn twice.
 
 Shapes: D documents, P pairs, Q questions, L tokens without the end of text.
 """

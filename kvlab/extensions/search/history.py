@@ -4,19 +4,15 @@
                       points/        one file for each suggestion
 """
 
-import contextlib
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-from kvlab.errors import RecordDamaged, StoreError
+from kvlab.errors import StoreError
 from kvlab.spec.search_config import SearchConfig
-from kvlab.store import Store
 from kvlab.store.record_forms import read_record
 from kvlab.store.store_paths import SearchPoints
-from kvlab.sweep.planning.planner import Plan
 
 HISTORY_FILE = "search.json"
 
@@ -121,37 +117,6 @@ def load_history(
         hint = "give the sweep another name, or remove that file and points/ beside it"
         raise StoreError(f"{text}; {hint}")
     return [Suggestion.from_json(point) for point in points.read()], float(history["seconds"])
-
-
-def count_remaining_suggestions(plan: Plan, store: Store | None) -> int:
-    """Return how many trials a search may still suggest, with those that have not ended.
-
-    There are at most as many as the budgets of trials and FLOPs allow. A budget of hours alone says
-    nothing about their number; then none is counted.
-
-    Returns:
-        0 for a sweep without a search.
-
-    Raises:
-        StoreError: The history is of another search.
-    """
-    config = plan.sweep.search
-    if config is None:
-        return 0
-    suggestions, name = list[Suggestion](), plan.sweep.name
-    if store is not None:
-        points = store.search_points(name)
-        with contextlib.suppress(RecordDamaged):  # a submit makes it again
-            suggestions, _ = load_history(store.sweep_directory(name), points, config)
-    trained = [suggestion for suggestion in suggestions if suggestion.has_trial]
-    allowed = []
-    if config.trials is not None:
-        allowed.append(config.trials - len(trained))
-    if config.flops is not None:  # the suggestion that exceeds the budget is still trained
-        spent = sum(suggestion.flops for suggestion in trained)
-        allowed.append(math.ceil((config.flops - spent) / max(1, plan.trials[0].flops)))
-    unfinished = sum(suggestion.is_open for suggestion in trained)
-    return max(0, min(allowed, default=0)) + unfinished
 
 
 def search_identity(config: SearchConfig) -> dict[str, Any]:

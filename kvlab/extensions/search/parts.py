@@ -6,7 +6,7 @@ PARTS = Parts(
     members={
         "search": {
             "searcher": ".searcher:Searcher",
-            "remaining": ".history:count_remaining_suggestions",
+            "remaining": ".pruner:count_remaining_suggestions",
             "space": ".summary:format_search_space",
             "summary": ".summary:format_search",
             "confirmation": ".summary:write_confirmation",

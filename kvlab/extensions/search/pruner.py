@@ -7,12 +7,17 @@ All decisions follow from the history in the order in which it was made, not fro
 chance. Trials that share a training count once at a rung.
 """
 
+import contextlib
+import math
 from collections import defaultdict
 from collections.abc import Sequence
 from statistics import median
 
-from kvlab.extensions.search.history import Suggestion
+from kvlab.errors import RecordDamaged
+from kvlab.extensions.search.history import Suggestion, load_history
 from kvlab.spec.search_config import PruningConfig
+from kvlab.store import Store
+from kvlab.sweep.planning.planner import Plan
 
 
 class Pruner:
@@ -102,3 +107,34 @@ class Pruner:
 
     def _pruned(self) -> list[Suggestion]:
         return [one for one in self._suggestions if one.has_trial and one.is_pruned]
+
+
+def count_remaining_suggestions(plan: Plan, store: Store | None) -> int:
+    """Return how many trials a search may still suggest, with those that have not ended.
+
+    There are at most as many as the budgets of trials and FLOPs allow. A budget of hours alone says
+    nothing about their number; then none is counted.
+
+    Returns:
+        0 for a sweep without a search.
+
+    Raises:
+        StoreError: The history is of another search.
+    """
+    config = plan.sweep.search
+    if config is None:
+        return 0
+    suggestions, name = list[Suggestion](), plan.sweep.name
+    if store is not None:
+        points = store.search_points(name)
+        with contextlib.suppress(RecordDamaged):  # a submit makes it again
+            suggestions, _ = load_history(store.sweep_directory(name), points, config)
+    trained = [suggestion for suggestion in suggestions if suggestion.has_trial]
+    allowed = []
+    if config.trials is not None:
+        allowed.append(config.trials - len(trained))
+    if config.flops is not None:  # the suggestion that exceeds the budget is still trained
+        spent = Pruner(config.pruning, suggestions).spent_flops()
+        allowed.append(math.ceil((config.flops - spent) / max(1, plan.trials[0].flops)))
+    unfinished = sum(suggestion.is_open for suggestion in trained)
+    return max(0, min(allowed, default=0)) + unfinished

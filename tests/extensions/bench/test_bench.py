@@ -147,7 +147,7 @@ def test_a_part_that_only_names_takes_its_own_option():
 def test_by_default_it_stops_as_the_benchmark_does():
     parser = argparse.ArgumentParser()
     command.add_arguments(parser)
-    assert command._make_settings(parser.parse_args(["gpt2"]), 64).stop_rule == StopRule()
+    assert command._make_settings(parser.parse_args(["gpt2"]), [], 64).stop_rule == StopRule()
 
 
 def test_a_new_measure_is_offered_and_printed(small, monkeypatch):

@@ -10,6 +10,7 @@ import torch
 from kvlab.benchmark.benchmark_stage import benchmark
 from kvlab.benchmark.measurement import StopRule
 from kvlab.benchmark.session import BenchmarkSettings, Session, Variant
+from kvlab.cli.main import main
 from kvlab.errors import DataError, MeasurementError
 from kvlab.extensions.conversations import measure as measures
 from kvlab.extensions.conversations.config import ConversationsConfig, Draw
@@ -33,6 +34,7 @@ from tests.contracts.measure_contract import check_measure
 from tests.extensions.conversations.records import RECORD
 from tests.report.reading import load as load_study
 from tests.report.reading import markdown
+from tests.support.extensions import needs
 from tests.support.golden import check_golden
 from tests.support.random_model import random_model
 
@@ -262,3 +264,18 @@ def test_turns_are_a_curve_of_a_group_of_their_own():
 
 def test_a_gap_of_rounding_is_zero():
     assert collect_metrics({"measurements": {"reuse_gap": -9e-6}})["reuse_gap"] == 0.0
+
+
+@needs("bench")
+def test_bench_refuses_a_load_of_a_file_that_another_model_cannot_hold(
+    tmp_path, monkeypatch, capsys
+):
+    monkeypatch.chdir(tmp_path)
+    shape = "vocab_size: 257, n_layer: 1, n_head: 1, n_embd: 8"
+    benchmark = "benchmark: {prompt_tokens: 4, new_tokens: 4"
+    for name, size, end in (("a", 128, ", conversations: {turns: 1, count: 2}}"), ("b", 20, "}")):
+        text = f"name: {name}\nmodel: {{{shape}, block_size: {size}}}\ndata: {{tokenizer: bytes}}\n"
+        (tmp_path / f"{name}.yaml").write_text(f"{text}{benchmark}{end}\n")
+    words = ["bench", "a.yaml", "b.yaml", "--only", "conversations", "--new-tokens", "4"]
+    assert main(words) == 2
+    assert "a.yaml: benchmark.conversations: turns and the tokens" in capsys.readouterr().err

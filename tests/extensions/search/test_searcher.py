@@ -2,13 +2,14 @@
 
 import itertools
 import shutil
+from collections import Counter
 from types import SimpleNamespace
 
 import pytest
 
 from kvlab.errors import SpecError, StoreError
-from kvlab.extensions.search.history import count_remaining_suggestions
-from tests.support.stub_search import SEARCH, Bowl, find_best, history, searching
+from kvlab.extensions.search.pruner import count_remaining_suggestions
+from tests.support.stub_search import PRUNED, SEARCH, Bowl, RisingRun, find_best, history, searching
 
 
 @pytest.fixture(scope="module")
@@ -155,6 +156,19 @@ def test_a_search_counts_as_many_suggestions_as_its_budgets_allow(tmp_path):
     ended = sum(point.observation.state == "ok" for point in search.suggestions)
     assert 0 < ended < 12
     assert remaining(tmp_path) == 12 - ended
+
+
+def test_a_pruned_suggestion_spends_what_it_was_trained(tmp_path):
+    one = searching(tmp_path / "a", PRUNED)[1].plan.trials[0].flops
+    text = PRUNED.replace("trials: 12", f"flops: {40 * one}")
+    text = text.replace("  seed: 3", "  hours: 1\n  seed: 3")
+    _, search, driver = searching(tmp_path / "b", text, run=RisingRun, stop_at=40)
+    driver.run()
+    states = Counter(point.observation.state for point in search.suggestions)
+    assert states["pruned"] > states["open"]
+    most = 40 - states["ok"]  # as if those that were pruned had cost nothing
+    counted = remaining(tmp_path / "b", text) - states["open"]
+    assert most - states["pruned"] / 2 < counted < most
 
 
 def test_the_history_of_another_search_is_not_mixed_in(tmp_path, searched):
