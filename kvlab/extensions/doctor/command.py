@@ -88,8 +88,11 @@ def _check_torch() -> Iterator[Check]:
     """Check torch, and the GPUs that it sees or should see."""
     try:
         import torch
-    except ImportError:
+    except ModuleNotFoundError:
         yield Check("torch", "wrong", "not installed; it trains and measures", "pip install torch")
+        return
+    except (ImportError, OSError) as error:  # of a library that it needs
+        yield Check("torch", "wrong", summarize_error(error), "install torch anew")
         return
     yield Check("torch", "ok", torch.__version__)
     for index in range(torch.cuda.device_count()):

@@ -263,7 +263,8 @@ def _find_reported_spread(
             with open(path, encoding="utf-8", newline="") as file:
                 done = [row for row in csv.DictReader(file) if row["status"] == "done"]
             for row in done:
-                if any(not min(n) <= float(row[key]) <= max(n) for key, n in sizes.items()):
+                is_other = (not min(n) <= float(row[key]) <= max(n) for key, n in sizes.items())
+                if not row[f"measured.{metric}"] or any(is_other):
                     continue
                 cell = tuple(text for name, text in row.items() if name.startswith("factor."))
                 cells.setdefault(cell, {})[row["training"]] = float(row[f"measured.{metric}"])

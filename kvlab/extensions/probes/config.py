@@ -52,8 +52,12 @@ class ProbeFields(spec.SpecModel):
 
 
 def find_problems(experiment: "Experiment") -> spec.Problems:
-    """Yield why a model cannot read the rows of the needle probe."""
-    model, needle = experiment.model, ProbeFields.of(experiment.evaluation).needle
+    """Yield why a model cannot read the rows of a probe."""
+    model, probes = experiment.model, ProbeFields.of(experiment.evaluation)
+    needle = probes.needle
+    if probes.recall and model.block_size < 4:
+        text = f"needs rows of 4 tokens, and block_size = {model.block_size}"
+        yield "evaluation.recall", f"{text}; use 4 or more, or recall: 0"
     has_end = model.position_scheme.has_embedding
     if needle is not None and needle.lengths[-1] > model.block_size and has_end:
         text = f"exceeds block_size = {model.block_size}, where learned positions end"

@@ -1,5 +1,6 @@
 """`kvlab doctor`: what it finds, and what it says of what is missing."""
 
+import builtins
 import importlib.util
 import json
 import shutil
@@ -12,6 +13,7 @@ import torch
 
 from kvlab.cli.main import main
 from kvlab.errors import ResourceError
+from kvlab.extensions.doctor import command
 
 
 def test_doctor_reports_the_installation_and_leaves_no_files(tmp_path, monkeypatch, capsys):
@@ -86,3 +88,16 @@ def test_doctor_looks_at_what_a_gpu_needs(facts, name, state, words, monkeypatch
     check = {check["name"]: check for check in json.loads(capsys.readouterr().out)}[name]
     assert check["state"] == state
     assert words in f"{check['found']} {check['way_out']}"
+
+
+def test_doctor_goes_on_where_torch_cannot_be_loaded(monkeypatch):
+    real = builtins.__import__
+
+    def load(name, *arguments, **keywords):
+        if name == "torch":
+            raise OSError("libcudart.so.12: cannot open shared object file")
+        return real(name, *arguments, **keywords)
+
+    monkeypatch.setattr(builtins, "__import__", load)
+    [check] = command._check_torch()
+    assert (check.state, "libcudart" in check.found) == ("wrong", True)

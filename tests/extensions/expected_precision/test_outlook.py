@@ -99,6 +99,8 @@ def test_a_report_tells_the_spread_where_the_store_has_none(tmp_path):
     assert found.spread.value == pytest.approx(pooled)
     assert (found.spread.sweep, found.spread.trainings) == ("reports/old", 4)
     assert "in 4 trainings of reports/old: about " in say(found)
+    path.write_text("\n".join([*rows, rows[-1].rpartition(",")[0] + ","]))
+    assert expect(tmp_path, Store(tmp_path / "none")).spread == found.spread, "a trial without it"
     path.write_text("\n".join(rows).replace(",done,", ",done,1"))
     assert expect(tmp_path, Store(tmp_path / "none")).spread is None, "of another size"
     path.write_text("status\n\0")

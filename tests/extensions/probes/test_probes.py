@@ -21,7 +21,7 @@ from kvlab.extensions.probes.probes import (
 from kvlab.model import GPT
 from kvlab.report.document import Document
 from kvlab.report.markdown import render_markdown
-from kvlab.spec import ModelConfig, ServingConfig
+from kvlab.spec import Experiment, ModelConfig, ServingConfig
 from kvlab.store.metrics import METRICS, collect_metrics
 from tests.contracts.section_contract import ReportSectionContract
 from tests.report.full_record import FullRecord
@@ -301,3 +301,12 @@ class TestProbes(ReportSectionContract):
     def test_it_reads_as_written(self, name, study):
         said = render_markdown(Document("made", {name: self.table[name].make(study)}))
         check_golden(Path(__file__).with_name("report.txt"), said)
+
+
+def test_recall_is_refused_where_a_row_has_no_place():
+    shape = {"vocab_size": 257, "n_layer": 1, "n_head": 1, "n_embd": 8}
+    facts = {"name": "small", "data": {"tokenizer": "bytes"}, "evaluation": {"recall": 2}}
+    facts |= {"training": {"tokens": 0}, "benchmark": {"prompt_tokens": 1, "new_tokens": 1}}
+    assert Experiment.model_validate({**facts, "model": {**shape, "block_size": 4}})
+    with pytest.raises(ValueError, match="needs rows of 4 tokens, and block_size = 3"):
+        Experiment.model_validate({**facts, "model": {**shape, "block_size": 3}})
