@@ -54,7 +54,7 @@ class Publisher:
     def tell_end(self, facts: Mapping[str, Any]) -> None:
         """Tell the target of the end of the sweep, or of the error that has ended it."""
 
-    def _warn_of_outage(self, what: str, error: KvlabError) -> None:
+    def _warn_of_outage(self, what: str, error: Exception) -> None:
         if self._error is None:
             self._warn(f"{what} is not up to date: {error}; the sweep goes on without it")
         self._error = str(error)

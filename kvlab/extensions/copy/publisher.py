@@ -7,7 +7,7 @@ import time
 from pathlib import Path
 
 from kvlab.cli.sweep_publishers import Publisher
-from kvlab.errors import CopyError, StoreError
+from kvlab.errors import KvlabError
 from kvlab.extensions.copy.record_copies import check_place, copy_sweep
 from kvlab.humanize import redact_url
 from kvlab.store import Store
@@ -37,8 +37,11 @@ class CopyPublisher(Publisher):
             check_place(options.copy_to, store)
 
     def on_result(self, trial_id: str) -> None:  # noqa: ARG002 (a publisher's)
-        """Copy the record anew if the last copy is over and was begun some minutes ago."""
-        if not self._options.copy_to or self._error or time.monotonic() < self._next:
+        """Copy the record anew if the last copy is over and was begun some minutes ago.
+
+        An outage is tried again then, too: it is the machine of the record that may be lost.
+        """
+        if not self._options.copy_to or time.monotonic() < self._next:
             return
         if self._thread is None or not self._thread.is_alive():
             self._next = time.monotonic() + COPY_SECONDS
@@ -56,7 +59,7 @@ class CopyPublisher(Publisher):
     def _copy(self) -> str | None:
         try:
             copy_sweep(self._store, self._sweep, self._options.copy_to)
-        except (CopyError, StoreError) as error:
+        except (KvlabError, OSError) as error:  # of a full disk, or a file that has just gone
             self._warn_of_outage("the copy", error)
             return self._error
         return None

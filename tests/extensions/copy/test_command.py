@@ -4,6 +4,7 @@ import json
 import shutil
 from argparse import Namespace
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 
@@ -62,7 +63,7 @@ def test_a_sweep_is_copied_as_it_runs_and_comes_back_with_its_report(folder):
     assert "nothing is missing" in run("submit", "s.yaml", "--executor", "inline", "--no-report")
 
 
-def test_a_failing_copy_costs_one_warning_and_is_completed_later(folder):
+def test_a_failing_copy_costs_one_warning_and_is_tried_again(folder, monkeypatch):
     (folder / "file").write_text("no folder")
     store, warnings = Store(folder / "runs"), []
     options = Namespace(copy_to=str(folder / "file"))
@@ -73,6 +74,16 @@ def test_a_failing_copy_costs_one_warning_and_is_completed_later(folder):
     assert len(warnings) == 1
     assert "the sweep goes on without it" in warnings[0]
     (folder / "file").unlink()
+    copies.on_result("")
+    assert not (folder / "file").exists(), "some minutes must be between"
+    monkeypatch.setattr("time.monotonic", lambda: 1e12)
+    copies.on_result("")
+    copies._thread.join()
+    assert (folder / "file").is_dir()
+    with monkeypatch.context() as patch:
+        patch.setattr("tempfile.TemporaryDirectory", Mock(side_effect=OSError("the disk is full")))
+        copies._options.copy_to = (folder / "url").as_uri()
+        assert copies.finish(None)["error"] == "the disk is full"
     facts = json.loads(run("copy", "s", "--to", folder / "file", "--json"))
     assert [one["trials"] for one in facts] == [2]
 
