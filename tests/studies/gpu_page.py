@@ -127,7 +127,8 @@ def check_marked_tests(setting: Setting) -> Iterator[Claim]:
     # not the whole suite, which imports what a box with a GPU may lack
     files = [str(p) for p in (ROOT / "tests").rglob("test_*.py") if "mark.gpu" in p.read_text()]
     command = [sys.executable, "-m", "pytest", "-v", "-m", "gpu", "--durations=10", *sorted(files)]
-    together = [] if setting.find_lack("xdist") else ["-n", str(SIDE_BY_SIDE)]
+    workers = max(SIDE_BY_SIDE, (os.cpu_count() or 1) * 3 // 4)
+    together = [] if setting.find_lack("xdist") else ["-n", str(workers)]
     with _ending_mps():
         code, last = _stream([*command, *together])
         if code == 1 and together:
@@ -858,8 +859,9 @@ UNTIMED: dict[str, Check] = {
 }
 """What runs side by side."""
 
-REHEARSED = ("training", "windows", "decode", "peers")
-"""What compiles for a minute before it is timed."""
+REHEARSED = ("training", "windows")
+"""What compiles for a minute before it is timed. Decode steps are tuned by timings, so other work
+must not run beside their compilation."""
 
 CHECKS: dict[str, Check] = {
     **UNTIMED,
