@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 from kvlab.errors import SpecError, UsageError
 from kvlab.humanize import suggest_name
-from kvlab.spec import Sweep, load_sweep, parse_override
+from kvlab.spec import Sweep, load_sweep, parse_overrides
 from kvlab.store import Store
 from kvlab.store.metrics import METRICS
 from kvlab.store.record_archive import ARCHIVE_SUFFIX, extract_archive, is_archive
@@ -165,11 +165,11 @@ def list_variants(options: argparse.Namespace) -> list[Variant]:
     Raises:
         UsageError: If a change is not KEY=VALUE.
     """
-    common = dict(map(parse_override, options.set))
+    common = parse_overrides(options.set)
     variants = [Variant(target, target, common) for target in options.target]
     first = options.target[0]
     for changes in options.compare:
-        patch = {**common, **dict(map(parse_override, changes))}
+        patch = {**common, **parse_overrides(changes)}
         variants.append(Variant(f"{first} {' '.join(changes)}", first, patch))
     return variants
 

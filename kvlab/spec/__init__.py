@@ -3,7 +3,7 @@
 from kvlab.spec.data_config import DataConfig as DataConfig
 from kvlab.spec.experiment import Experiment as Experiment
 from kvlab.spec.model_config import ModelConfig as ModelConfig
-from kvlab.spec.overrides import parse_override as parse_override
+from kvlab.spec.overrides import parse_overrides as parse_overrides
 from kvlab.spec.resources_config import ResourcesConfig as ResourcesConfig
 from kvlab.spec.serving_config import ServingConfig as ServingConfig
 from kvlab.spec.spec_loader import load_experiment as load_experiment

@@ -4,7 +4,7 @@ Also the `scales` of a sweep, which stand in place of keys of its file.
 """
 
 import os
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from pkgutil import resolve_name
@@ -37,13 +37,21 @@ def apply_patch(data: Mapping[str, Any], patch: Mapping[str, Any]) -> dict[str, 
     return result
 
 
-def parse_override(text: str) -> tuple[str, Any]:
-    """Return the key and value of ``key=value`` as commands take it, the value read as YAML."""
-    key, separator, value = text.partition("=")
-    if not separator or not key:
-        raise SpecError(f"{text} is not key=value; write one such as model.n_kv_head=1")
-    document = parse_yaml(f"value: {value}", text)
-    return key, document.data["value"]
+def parse_overrides(texts: Iterable[str]) -> dict[str, Any]:
+    """Return the keys and values of ``key=value`` as commands take them, values read as YAML.
+
+    Raises:
+        SpecError: One is not of that form, or a key is given twice.
+    """
+    found: dict[str, Any] = {}
+    for text in texts:
+        key, separator, value = text.partition("=")
+        if not separator or not key:
+            raise SpecError(f"{text} is not key=value; write one such as model.n_kv_head=1")
+        if key in found:
+            raise SpecError(f"{text} sets {key} a second time; give it once")
+        found[key] = parse_yaml(f"value: {value}", text).data["value"]
+    return found
 
 
 def resolve_path_value(key: str, value: Any, folder: Path) -> Any:

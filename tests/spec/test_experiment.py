@@ -10,7 +10,7 @@ from kvlab.spec import (
     ResourcesConfig,
     TrainingConfig,
     load_experiment,
-    parse_override,
+    parse_overrides,
 )
 from tests.support.spec_files import EXPERIMENT, write_spec
 
@@ -41,9 +41,11 @@ def test_overrides_are_checked_and_named(tmp_path):
     assert load_experiment(path, {"model.n_kv_head": 1}).model.n_kv_head == 1
     with pytest.raises(SpecError, match=r"^model.n_kv_head=3: model.n_kv_head = 3 does not"):
         load_experiment(path, {"model.n_kv_head": 3})
-    assert parse_override("model.kv_sharing=[[0, 1]]") == ("model.kv_sharing", [[0, 1]])
+    assert parse_overrides(["model.kv_sharing=[[0, 1]]"]) == {"model.kv_sharing": [[0, 1]]}
     with pytest.raises(SpecError, match="is not key=value"):
-        parse_override("model.n_head")
+        parse_overrides(["model.n_head"])
+    with pytest.raises(SpecError, match=r"model.n_head=2 sets model.n_head a second time"):
+        parse_overrides(["model.n_head=1", "model.n_head=2"])
 
 
 def test_a_text_that_is_too_long_says_how_long_it_may_be(tmp_path):

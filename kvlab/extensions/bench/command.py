@@ -18,7 +18,7 @@ from kvlab.cli import shared_arguments as shared
 from kvlab.cli.terminal import format_table, show_status_line
 from kvlab.errors import UsageError
 from kvlab.humanize import format_bytes, format_count, format_number
-from kvlab.spec import load_experiment, parse_override
+from kvlab.spec import load_experiment, parse_overrides
 from kvlab.spec.benchmark_config import MEASURES
 from kvlab.spec.validation_errors import list_field_errors
 
@@ -81,7 +81,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--text", type=Path, help="Moby Dick as plain text, for the part task")
     for name, entry in MEASURES.items():
         if entry.options is not None:
-            text = f"keys of benchmark.{name}, for the part {name} (default: the target's)"
+            text = f"keys of benchmark.{name}, for the part {name} (the others: the target's)"
             parser.add_argument(f"--{entry.added_by}", nargs="+", metavar="KEY=VALUE", help=text)
         elif entry.memory_key:
             text, size = f"bytes that the part {name} may use", shared.memory_size
@@ -96,6 +96,8 @@ def run(options: argparse.Namespace) -> int:
     from kvlab.benchmark.session import Session
     from kvlab.extensions.bench.variants import check_caches_fit, explain_out_of_memory
 
+    if options.plots and options.plots.exists() and not options.plots.is_dir():
+        raise UsageError(f"--plots {options.plots} is no folder; name another")
     names = _select_measures(options)
     variants = _open_variants(options, shared.resolve_device(options.device))
     is_quiet = options.json or not sys.stderr.isatty()
@@ -212,7 +214,8 @@ def _read_measure_options(
         if entry.options is None or given is None:
             found[name] = found.get(name, given)
         else:
-            values = dict(map(parse_override, given))
+            own = found[name].model_dump(exclude_unset=True) if found.get(name) else {}
+            values = own | parse_overrides(given)
             try:
                 found[name] = entry.options.model_validate(values)
             except ValidationError as error:

@@ -46,6 +46,9 @@ def run(options: argparse.Namespace) -> int:
     remember_extensions([file.text])
     for name, line in METRICS.find_taken([file.text]):
         raise UsageError(f"{path}:{line}: {name} is a metric of kvlab itself; rename it")
+    sources = [one for one in extension.members if isinstance(one, DocumentSource)]
+    if options.paths and not any(one.reads_paths for one in sources):
+        raise UsageError(f"no source of {path} reads data.paths; remove --paths")
     found = list[Checked]()
     for member in extension.members:
         if isinstance(member, TokenMetric):

@@ -88,7 +88,7 @@ def write_archive(store: Store, name: str, path: Path, weights: bool = False) ->
     with (
         atomic_file(path) as temporary,
         lzma.open(temporary, "wb", preset=1 if weights else 6) as stream,
-        tarfile.open(fileobj=stream, mode="w|", format=tarfile.USTAR_FORMAT) as archive,
+        tarfile.open(fileobj=stream, mode="w|", format=tarfile.PAX_FORMAT) as archive,
     ):
         for file in files:
             entry = tarfile.TarInfo(file.relative_to(store.path).as_posix())

@@ -16,7 +16,7 @@ from kvlab.data.dataset_preparation import list_prepared_datasets, prepare_datas
 from kvlab.data.shards import read_dataset_facts, read_manifest, verify_dataset
 from kvlab.errors import DataError, DatasetDamaged, Problem, SpecError, UsageError
 from kvlab.humanize import format_bytes, format_number, suggest_name
-from kvlab.spec import DataConfig, load_experiment, parse_override
+from kvlab.spec import DataConfig, load_experiment, parse_overrides
 from kvlab.spec.data_config import SOURCES
 from kvlab.spec.evaluation_config import HELLASWAG_ITEMS
 from kvlab.spec.overrides import apply_patch, resolve_path_value
@@ -72,7 +72,7 @@ def _run_get(options: argparse.Namespace) -> None:
 
 
 def _run_prepare(options: argparse.Namespace) -> None:
-    data = _read_data_config(options.target, dict(map(parse_override, options.set)))
+    data = _read_data_config(options.target, parse_overrides(options.set))
     try:
         dataset = prepare_dataset(data, _print_progress, workers=options.workers)
     except DataError as error:

@@ -6,6 +6,7 @@ from typing import Any
 
 from kvlab.cli import shared_arguments as shared
 from kvlab.cli.terminal import format_decimal, format_exact_bytes, format_table, print_result
+from kvlab.errors import UsageError
 from kvlab.humanize import format_number
 from kvlab.layout import KVLayout
 from kvlab.layout.roofline_model import decode_flops, prefill_flops
@@ -53,6 +54,9 @@ def estimate_serving(served: ServedModel, options: argparse.Namespace) -> dict[s
     """
     model, layout = served.model, KVLayout.of(served.model, served.serving)
     batch, dtype, context = options.batch, options.dtype, options.context or model.block_size
+    if model.position_scheme.has_embedding and context > model.block_size:
+        text = f"{served.name} has learned positions of block_size = {model.block_size:,} tokens"
+        raise UsageError(f"{text}; use a shorter --context, or --set model.block_size={context}")
     parameters = parameter_count(model)
     weights, largest = parameters * DTYPES[dtype].item_bytes, None
     if options.memory is not None:

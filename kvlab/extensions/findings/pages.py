@@ -375,7 +375,10 @@ def _answer_by_quantity(study: Study, answer: Answer) -> Finding:
 
 
 _ANCHORS = {
+    "bits": "cells",
+    "hellaswag": "cells",
     "kv_": "memory",
+    "loss": "cells",
     "peak_": "memory",
     "serving_": "serving-gap",
     **name_members("report_anchors"),

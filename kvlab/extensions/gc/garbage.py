@@ -97,7 +97,7 @@ def remove_garbage(item: Garbage) -> bool:
 
 
 def _find_temporary_files(store: Store) -> Iterator[Garbage]:
-    for kind in ("trials", "trainings", "sweeps"):
+    for kind in ("trials", "trainings", "trunks", "sweeps"):
         for directory in list_folders(store.path / kind):
             for folder in _TEMPORARY_FILE_FOLDERS:
                 if (directory / folder).is_symlink():

@@ -9,7 +9,7 @@ from pathlib import Path
 from kvlab.cli import shared_arguments as shared
 from kvlab.errors import DataError, UsageError
 from kvlab.humanize import format_count
-from kvlab.spec import parse_override
+from kvlab.spec import parse_overrides
 
 EPILOG = """\
 examples:
@@ -61,7 +61,7 @@ def run(options: argparse.Namespace) -> None:
     cpus = opened.experiment.resources.cpus if opened.experiment else None
     threads = shared.set_threads(options.threads, cpus)
     text = TextInterface(opened.tokenizer, options, opened.model.config.vocab_size)
-    serving = override_serving(opened, dict(map(parse_override, options.set)))
+    serving = override_serving(opened, parse_overrides(options.set))
     model = opened.model.to(device).eval()
     is_streamed = len(text.prompts) == 1 and not options.json
     start = time.perf_counter()

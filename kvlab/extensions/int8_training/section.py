@@ -75,7 +75,8 @@ def _entries(study: Study, levels: Levels, pairs: Sequence[Pair] | None) -> doc.
     yield "cell", study.label(levels)
     yield "int8 products", doc.cell(", ".join(quantized.get("int8", ())) or "none")
     yield "other products", str(_training(row).get("precision", "float32")), "their precision"
-    yield "K/V", str(quantized.get("kv_dtype", "model"))
+    stored = quantized.get("kv_dtype", "model")  # of a member with options: {name: options}
+    yield "K/V", stored if isinstance(stored, str) else ", ".join(stored)
     int8 = record.get("int8")
     kernel = doc.cell(str(int8["kernel"])) if int8 else doc.EMPTY_CELL
     yield "kernel", kernel, "that multiplied the codes"

@@ -6,6 +6,7 @@ and puts every name of the record into text nodes, never into markup.
 """
 
 import contextlib
+import errno
 import ipaddress
 import re
 import socket
@@ -296,8 +297,12 @@ def listen(host: str, port: int) -> socket.socket:
     try:
         return socket.create_server((host, port))
     except OSError as error:
-        text = f"--host = {host} with --port = {port} cannot be used ({error.strerror})"
-        raise UsageError(f"{text}; name another port, such as {port % 65000 + 1}") from None
+        reason = str(error.strerror).partition(" (while")[0]
+        text = f"--host = {host} with --port = {port} cannot be used ({reason})"
+        remedy = "an address of this machine, such as 127.0.0.1"
+        if error.errno in (errno.EADDRINUSE, errno.EACCES):
+            remedy = f"another port, such as {port % 65000 + 1}"
+        raise UsageError(f"{text}; name {remedy}") from None
 
 
 def make_server(page: LivePage, host: str) -> uvicorn.Server:

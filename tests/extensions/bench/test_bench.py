@@ -150,6 +150,18 @@ def test_by_default_it_stops_as_the_benchmark_does():
     assert command._make_settings(parser.parse_args(["gpt2"]), [], 64).stop_rule == StopRule()
 
 
+@needs("conversations")
+def test_a_load_that_is_given_changes_that_of_the_target(small):
+    few = "{turns: 2, system_tokens: 4, prompt_tokens: 4, reply_tokens: 4, seed: 3, count: 5}"
+    load = f"new_tokens: 4, conversations: {few}"
+    Path(small).write_text(SMALL.replace("new_tokens: 4", load))
+    parser = argparse.ArgumentParser()
+    command.add_arguments(parser)
+    options = parser.parse_args([small, "--load", "count=7"])
+    found = command._read_measure_options(options, [], 64)["conversations"]
+    assert (found.seed, found.count, found.turns.mean) == (3, 7, 2)
+
+
 def test_a_new_measure_is_offered_and_printed(small, monkeypatch):
     module = ModuleType("toy_measure")
     module.TABLES = (TableLayout("layers of all", {}, {"layers": "layers"}),)

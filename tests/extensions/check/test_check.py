@@ -210,3 +210,10 @@ def test_check_reads_a_source_twice(tmp_path, monkeypatch):
         tmp_path, text=SOURCE.read_text().replace('"sums"', '"sums"\n    reads_paths = True')
     )
     assert run_kvlab("check", "mine.py")[0] == 2
+
+
+def test_paths_that_no_source_reads_are_refused(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    write_source(tmp_path)
+    code, _, error = run_kvlab("check", "mine.py", "--paths", "texts")
+    assert (code, error) == (2, "no source of mine.py reads data.paths; remove --paths\n")

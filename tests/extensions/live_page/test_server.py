@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from kvlab.cli.main import main
+from kvlab.errors import UsageError
 from kvlab.extensions.live_page import server as live_server
 from kvlab.extensions.live_page.server import LivePage, listen
 from kvlab.store import Store
@@ -24,6 +25,16 @@ from tests.support.record_factory import Record
 
 BAD = 'mqa"><img src=x onerror=alert(1)>'
 CURVES = {"train_loss": [[1, 4096, 5.5], [2, 8192, 5.1]], "validation_loss": [[2, 8192, 5.0]]}
+
+
+@pytest.mark.parametrize("host", ["nowhere.invalid", "203.0.113.5"])
+def test_a_host_that_is_not_here_is_told_from_a_port_in_use(host):
+    with pytest.raises(UsageError, match="name an address of this machine"):
+        listen(host, 0)
+    with listen("127.0.0.1", 0) as listener:
+        port = listener.getsockname()[1]
+        with pytest.raises(UsageError, match=f"in use.; name another port, such as {port + 1}"):
+            listen("127.0.0.1", port)
 
 
 @pytest.fixture
