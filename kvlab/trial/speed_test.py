@@ -8,6 +8,7 @@ import json
 import sys
 import time
 from collections.abc import Callable
+from statistics import median
 from typing import Any
 
 import numpy as np
@@ -21,8 +22,8 @@ from kvlab.spec.extension_files import trust
 from kvlab.train.train_step import TrainStepper
 from kvlab.trial.smoke_test import RandomTokens
 
-STEPS = 3
-"""Measured steps, after one that warms up."""
+STEPS, SECONDS = 3, 1.0
+"""The fewest measured steps, after one that warms up, and how long they last together."""
 
 WATCH_SECONDS = 0.3
 """For which it is seen whether other processes use this machine."""
@@ -45,17 +46,17 @@ def measure_training_rate(experiment: Experiment, threads: int) -> dict[str, Any
 
 
 def _measure_rate(experiment: Experiment, clock: Callable[[], float]) -> float:
-    """Return the FLOPs per second of the fastest step."""
+    """Return the FLOPs per second of the median step."""
     tokens = np.random.default_rng(0).integers(experiment.model.vocab_size, size=20_000)
     model = GPT(experiment.model, seed=0)
     stepper = TrainStepper(model, RandomTokens(tokens, tokens), experiment, seed=0)
     stepper.connect_workers()
-    seconds = []
-    for step in range(1 + STEPS):
+    seconds = list[float]()
+    while len(seconds) <= STEPS or sum(seconds) < SECONDS:
         start = clock()
-        stepper.step(step)
+        stepper.step(len(seconds))
         seconds.append(clock() - start)
-    return training_flops(experiment) / experiment.training.steps / min(seconds[1:])
+    return training_flops(experiment) / experiment.training.steps / median(seconds[1:])
 
 
 if __name__ == "__main__":  # read {"experiment": ..., "threads": ...} and print the rate, as JSON

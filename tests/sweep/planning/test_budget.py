@@ -98,6 +98,9 @@ def test_a_new_user_gets_a_time_from_the_machine(tmp_path, monkeypatch):
     assert scored.rate.measure_seconds > 0.5 + costs.rate.measure_seconds
     assert asked[1][0]["model"]["n_embd"] == 64, "a rate is that of the planned shape"
     assert asked[1][0]["training"]["precision"] == "bfloat16"
+    own = planned.trials[0].trial.experiment.training
+    steps = {key: asked[0][0]["training"][key] for key in ("batch_tokens", "optimizer")}
+    assert steps == {"batch_tokens": own.batch_tokens, "optimizer": "adamw"}
 
 
 @needs("limit")
