@@ -17,7 +17,7 @@ from kvlab.cache import KVCache
 from kvlab.cache.static_pass import StaticPass
 from kvlab.model.attention_backends import record_kernels, run_compiled
 from kvlab.model.decode_attention import DECODE_KERNEL
-from kvlab.model.gpt import GPT, check_positions
+from kvlab.model.gpt import GPT
 from kvlab.model.kernels.triton_kernels import store_codes
 from kvlab.model.kernels.triton_runtime import are_kernels_usable
 from kvlab.spec import ServingConfig
@@ -231,7 +231,7 @@ def _check_request(
     for prompt in prompts:
         check_vocabulary(config, prompt)
     length = max(map(len, prompts)) + max(0, new_tokens - 1)  # the last token is never an input
-    check_positions(config, length, "shorten the text, or ask for fewer new tokens")
+    config.check_positions(length, "shorten the text, or ask for fewer new tokens")
 
 
 def _pad_right(prompts: Sequence[Sequence[int]], device: torch.device) -> Tensor:

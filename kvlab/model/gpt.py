@@ -231,7 +231,7 @@ class GPT(nn.Module):
         else:
             attention_pass = cache.begin_pass(tokens.shape[1], lengths)
         remedy = "shorten the text, or use position: rope"
-        check_positions(self.config, attention_pass.end, remedy)
+        self.config.check_positions(attention_pass.end, remedy)
         return self.run_pass(tokens, attention_pass, token_indices, residual_dtype, are_last)
 
     def run_pass(
@@ -405,10 +405,3 @@ def check_parameter_count(model: GPT) -> None:
         text = f"the model has {held:,} parameters, and {declared:,} are declared; correct"
         names = "up_weights and norm_weights of its form, or weights and vectors of its mixer"
         raise ValueError(f"{text} {names}")
-
-
-def check_positions(config: ModelConfig, length: int, remedy: str) -> None:
-    """Raise ValueError if learned positions end before the last of ``length`` tokens."""
-    if config.position_scheme.has_embedding and length > config.block_size:
-        text = f"{length} tokens exceed block_size = {config.block_size}, the end of the learned"
-        raise ValueError(f"{text} positions; {remedy}")

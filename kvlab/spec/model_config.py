@@ -187,6 +187,12 @@ class ModelConfig(spec.SpecModel):
         """The entry of ``position`` in `POSITIONS`."""
         return layer_config.POSITIONS[self.position]
 
+    def check_positions(self, length: int, remedy: str) -> None:
+        """Raise ValueError if learned positions end before the last of ``length`` tokens."""
+        if self.position_scheme.has_embedding and length > self.block_size:
+            text = f"{length} tokens exceed block_size = {self.block_size}, the end of the learned"
+            raise ValueError(f"{text} positions; {remedy}")
+
     @property
     def kv_form(self) -> KVForm:
         """How K and V come from what a token stores."""

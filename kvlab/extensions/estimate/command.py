@@ -54,9 +54,10 @@ def estimate_serving(served: ServedModel, options: argparse.Namespace) -> dict[s
     """
     model, layout = served.model, KVLayout.of(served.model, served.serving)
     batch, dtype, context = options.batch, options.dtype, options.context or model.block_size
-    if model.position_scheme.has_embedding and context > model.block_size:
-        text = f"{served.name} has learned positions of block_size = {model.block_size:,} tokens"
-        raise UsageError(f"{text}; use a shorter --context, or --set model.block_size={context}")
+    try:
+        model.check_positions(context, "use a shorter --context")
+    except ValueError as error:
+        raise UsageError(f"{served.name}: {error}") from None
     parameters = parameter_count(model)
     weights, largest = parameters * DTYPES[dtype].item_bytes, None
     if options.memory is not None:

@@ -297,7 +297,7 @@ def listen(host: str, port: int) -> socket.socket:
     try:
         return socket.create_server((host, port))
     except OSError as error:
-        reason = str(error.strerror).partition(" (while")[0]
+        reason = str(error.strerror).partition(" (while")[0]  # the address follows
         text = f"--host = {host} with --port = {port} cannot be used ({reason})"
         remedy = "an address of this machine, such as 127.0.0.1"
         if error.errno in (errno.EADDRINUSE, errno.EACCES):
