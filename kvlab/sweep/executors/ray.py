@@ -181,6 +181,9 @@ class RayExecutor:
                     include_dashboard=False,
                     object_store_memory=OBJECT_STORE_BYTES,
                     _temp_dir=self._reaper.folder,
+                    # Ray would start worker processes before it answers, and never answer, nor
+                    # heed Ctrl-C, if one of them died or took over a minute (Ray issue 40131).
+                    _system_config={"prestart_worker_first_driver": False},
                     **quiet,
                 )
             except Exception as error:

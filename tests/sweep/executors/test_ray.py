@@ -1,8 +1,13 @@
 """The Ray executor. All tests share one local cluster."""
 
+import contextlib
+import os
 import socket
+import subprocess
+import sys
 import time
 from dataclasses import replace
+from pathlib import Path
 from types import SimpleNamespace
 
 import psutil
@@ -16,6 +21,7 @@ from kvlab.sweep.executors import make_executor
 from kvlab.sweep.executors import ray as ray_executor
 from tests.contracts.executor_contract import ExecutorContract, Scripted, some_trial, until_ended
 from tests.support import stub_trials
+from tests.support.driver_process import wait_for
 from tests.support.stub_trials import StubRun, read_numbers, tiny_plan
 
 
@@ -52,6 +58,45 @@ def test_a_local_cluster_that_starts_too_slowly_is_started_again(
     with pytest.raises(ResourceError, match=message):
         make_executor("ray", scripts)
     assert len(set(calls)) == len(calls) == attempts
+
+
+ONE_TASK = """
+from kvlab.sweep.executors import make_executor
+from tests.contracts.executor_contract import some_trial
+
+executor = make_executor("ray", lambda task: "done")
+executor.start(some_trial(14))
+while not (ended := executor.wait(1.0)):
+    pass
+print(ended[0].outcome)
+executor.close()
+"""
+
+
+@pytest.mark.faults
+def test_a_worker_process_that_dies_as_it_starts_is_replaced():
+    environment = {**os.environ, "RAY_worker_register_timeout_seconds": "15"}  # 60 by default
+    command = [sys.executable, "-c", ONE_TASK]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, env=environment) as driver:
+        try:
+            wait_for(lambda: any(map(kill_worker, find_children(driver.pid))))
+            answer, _ = driver.communicate(timeout=120)
+        finally:
+            driver.kill()
+    assert answer.split()[-1] == b"done"
+
+
+def find_children(pid):
+    return psutil.Process(pid).children(recursive=True)
+
+
+def kill_worker(process):
+    """Kill ``process`` if it is a worker of Ray's; return whether it is."""
+    with contextlib.suppress(psutil.Error):
+        if any(Path(text).name == "default_worker.py" for text in process.cmdline()[:3]):
+            process.kill()
+            return True
+    return False
 
 
 def test_a_cluster_that_is_being_started_is_waited_for(monkeypatch, scripts, capsys):
