@@ -8,6 +8,7 @@ from a record is not run before somebody on this machine has run it from a file:
 import ast
 import errno
 import hashlib
+import inspect
 import linecache
 import sys
 import traceback
@@ -31,8 +32,9 @@ from kvlab.spec.kv_forms import NAMED_FORMS, KVForm
 from kvlab.spec.members import Member, MemberError, check_returns, offered
 from kvlab.spec.mixers import MIXERS, Mixer
 from kvlab.spec.quantizers import Quantizer
-from kvlab.spec.source_options import DocumentSource
+from kvlab.spec.source_options import DocumentSource, SourceOptions
 from kvlab.spec.token_metrics import TokenMetric
+from kvlab.spec.validation_errors import format_value
 from kvlab.syntax_digest import DIGEST_LENGTH, digest_source
 
 KINDS: dict[str, type[Member]] = {
@@ -204,20 +206,45 @@ def _check_members(
                 fail(line, f"{own.__name__} has name = {name!r}, {hint}")
             names.add(name)
             _check_options(member, partial(fail, line))
+            if problem := _find_method_problem(member, base):
+                fail(line, f"{own.__name__} {problem}")
             if problem := member.find_definition_problem(module, text):
                 fail(line, f"{own.__name__} {problem}")
 
 
+def _find_method_problem(member: Member, base: type[Member]) -> str | None:
+    """Return which function of a class is no method that takes what that of ``base`` does."""
+    for name, declared in vars(base).items():
+        if not inspect.isfunction(declared) or name.startswith("_"):
+            continue
+        given, own = inspect.signature(declared), getattr(member, name)
+        try:
+            if "*" not in str(given):  # of a quantizer's decode its `stored` says how many
+                inspect.signature(own).bind(*list(given.parameters)[1:])
+        except (TypeError, ValueError):
+            found = f"{name}{inspect.signature(own)}" if callable(own) else f"{name} = {own!r}"
+            return f"has {found}; write it as def {name}({', '.join(given.parameters)})"
+    return None
+
+
 def _check_options(member: Member, fail: Callable[[str], NoReturn]) -> None:
-    options = member.options
+    options, own = member.options, type(member).__name__
+    if missing := sorted(getattr(options, "__abstractmethods__", ())):
+        fail(f"{own} has options without {', '.join(missing)}; define it as a property")
     try:
         is_usable = options is None or issubclass(options, spec.SpecModel)
-        hash(options and options())
+        defaults = options and options()
+        hash(defaults)
     except (TypeError, ValidationError):
         is_usable = False
     if not is_usable:
         hint = "name a SpecModel with a default for each field, and tuples in place of lists"
-        fail(f"{type(member).__name__} has options = {options!r}; {hint}")
+        fail(f"{own} has options = {getattr(options, '__name__', options)}; {hint}")
+    if isinstance(defaults, SourceOptions):
+        for name, kind in (("symbols", int), ("target_ids", range), ("document_tokens", int)):
+            if not isinstance(value := getattr(defaults, name), kind):
+                hint = f"define it as a property of type {kind.__name__}"
+                fail(f"{own} has options with {name} = {format_value(value)}; {hint}")
 
 
 @contextmanager

@@ -165,6 +165,10 @@ MISTAKES = {
     f"{HEAD}{BODY}{PROBLEMS}iter(['no']){END}": f"{HAS}3: Form returns ['no'] from find_problems;",
     f"{HEAD}{BODY}{PROBLEMS}None{END}": f"{HAS}3: Form returns None from find_problems; return",
     f"{HEAD}{BODY}    options = 3\n{STORED}(){END}": "mine.py:3:1: Form has options = 3",
+    f"{HEAD}{BODY}    key_dim = 24\n{STORED}(){END}": "mine.py:3:1: Form has key_dim = 24; write it as"
+    " def key_dim(self, layer)",
+    f"{HEAD}{BODY}    def rotated_dims(self, layer):\n        return 4\n{STORED}(){END}": "mine.py:3:1: "
+    "Form has rotated_dims(layer); write it as def rotated_dims(self, head_dim, share)",
     f"{HEAD}extension = Extension(kv_forms=(1,))\n": "mine.py:3:1: kv_forms has 1",
     f"{HEAD}{BODY}{STORED}()"
     + END.replace("(Form(),)", "(Form,)"): "mine.py:3:1: kv_forms has Form",
