@@ -59,12 +59,18 @@ class UserDocuments(TextSource):
             if not isinstance(texts, Iterable) or isinstance(texts, str | bytes):
                 rule = f"returns {format_value(texts)}; yield one document after another"
                 raise self._refuse("documents", rule)
-            is_empty = True
+            is_empty, symbols = True, data.symbol_options
             for text in texts:
                 if not isinstance(text, str):
                     frame = getattr(texts, "gi_frame", None)  # where it yields
                     rule = f"yields {format_value(text)}, which is no str; yield text"
                     raise self._refuse("documents", rule, line=frame and frame.f_lineno)
+                if symbols and len(text) + 1 != symbols.document_tokens:
+                    rule = f"yields {len(text)} symbols, and document_tokens is"
+                    rule += (
+                        f" {symbols.document_tokens}, one more for the end of text; make them agree"
+                    )
+                    raise self._refuse("documents", rule)
                 is_empty = is_empty and not text.strip()
                 yield text
             if is_empty:

@@ -181,18 +181,48 @@ def test_mistakes_of_files_and_of_settings(tmp_path, change, data, message):
     assert message in str(error.value)
 
 
-def test_documents_of_symbols_say_which_tokens_are_targets(tmp_path):
-    facts = {"symbols": 12, "target_ids": range(9, 12), "document_tokens": 4}
+SYMBOLS = "            yield ''.join(chr(0x4E00 + (first + n * n) % 12) for n in range(3))"
+
+
+def write_symbol_source(**changes):
+    facts = {"symbols": 12, "target_ids": range(9, 12), "document_tokens": 4} | changes
     own = "".join(
         f"\n    @property\n    def {name}(self):\n        return {fact}\n"
         for name, fact in facts.items()
+        if fact is not None
     )
     text = EXAMPLE.read_text().replace("SpecModel", "SourceOptions")
-    text = text.replace("largest: int = 99\n", f"largest: int = 99\n{own}")
-    symbols = "            yield ''.join(chr(0x4E00 + (first + n * n) % 12) for n in range(3))"
+    return text.replace("largest: int = 99\n", f"largest: int = 99\n{own}")
+
+
+def test_documents_of_symbols_say_which_tokens_are_targets(tmp_path):
+    symbols, text = SYMBOLS, write_symbol_source()
     data = load(tmp_path, symbols, text, tokenizer="symbols:12")
     assert (data.target_ids, data.parts[0].document_tokens) == ((range(9, 12),), 4)
     dataset = prepare_dataset(data, workers=1)
     assert not len(dataset.train) % 4
     with pytest.raises(SpecError, match="does not hold the 12 symbols of source: sums"):
         load(tmp_path, symbols, text)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"symbols": "self.largest.bit_count"}, "symbols = <built-in method bit_count"),
+        ({"target_ids": [9, 10]}, "target_ids = [9, 10]; define it as a property of type range"),
+        ({"document_tokens": None}, "options without document_tokens; define it as a property"),
+    ],
+)
+def test_options_that_do_not_describe_symbols_are_refused(tmp_path, changes, message):
+    with pytest.raises(SpecError, match=r"mine.py:\d+:1: Sums has options with") as error:
+        load(tmp_path, SYMBOLS, write_symbol_source(**changes), tokenizer="symbols:12")
+    assert message in str(error.value)
+
+
+def test_documents_of_another_length_than_their_options_say_are_refused(tmp_path):
+    text = write_symbol_source(document_tokens=8)
+    data = load(tmp_path, SYMBOLS, text, tokenizer="symbols:12")
+    with pytest.raises(
+        DataError, match=r"mine.py:\d+: documents: yields 3 symbols, and docum.* is 8,"
+    ):
+        prepare_dataset(data, workers=1)
