@@ -9,11 +9,11 @@ import numpy as np
 import torch
 
 from kvlab.data.batches import Batch, ScoredText, find_targets
-from kvlab.errors import MeasurementError
 from kvlab.evaluate.forward_passes import Arrays, Part, batch_rows, hidden_states, join_arrays
 from kvlab.model import GPT
 from kvlab.model.loss import iter_logits
 from kvlab.spec import ServingConfig
+from kvlab.spec.members import MemberError
 from kvlab.spec.token_metrics import TokenMetric, find_value_problem
 
 
@@ -32,7 +32,7 @@ def score_tokens(
         part: advanced by the tokens that are newly read.
 
     Raises:
-        MeasurementError: a metric does not give one finite number for each token.
+        MemberError: a metric does not give one finite number for each token.
     """
 
     def compute(batch: Batch) -> Arrays:
@@ -45,10 +45,9 @@ def score_tokens(
         found: dict[str, list[Any]] = {metric.name: [] for metric in metrics}
         for logits, own in iter_logits(states, model.lm_head.weight, targets):
             for metric in metrics:
-                values = metric.score(logits.clone(), own)
+                values = metric.score(logits.clone(), own.clone())
                 if problem := find_value_problem(values, len(own)):
-                    file = f"{metric.source.name}: " if metric.source else ""
-                    raise MeasurementError(f"{file}the metric {metric.name} {problem}")
+                    raise MemberError(metric, problem)
                 found[metric.name].append(values.double().cpu().numpy())
         return {name: np.concatenate(values) for name, values in found.items()}
 

@@ -46,7 +46,7 @@ class TokenMetric(Member, ABC):
         """Return the number of each token (N,), by the logits (N, V) that predict it.
 
         Args:
-            targets: token ids (N,). Both are tensors; logits may be overwritten.
+            targets: token ids (N,). Both are tensors, which may be overwritten.
         """
 
 

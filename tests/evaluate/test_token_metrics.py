@@ -6,11 +6,12 @@ import torch
 
 from kvlab.cli import shared_arguments as shared
 from kvlab.data.batches import spread_windows
-from kvlab.errors import KvlabError, MeasurementError, SpecError
+from kvlab.errors import KvlabError, SpecError
 from kvlab.evaluate.forward_passes import SILENT
 from kvlab.evaluate.token_metrics import score_tokens
 from kvlab.model import GPT
 from kvlab.spec import ModelConfig, ServingConfig, load_experiment
+from kvlab.spec.members import MemberError
 from kvlab.spec.token_metrics import TokenMetric, read_metric_texts
 from kvlab.store.metrics import METRICS
 from kvlab.trial import Trial
@@ -132,5 +133,20 @@ WRONG = [(Sum(), "for 80 tokens"), (Infinite(), "finite"), (Array(), "ndarray; r
 def test_what_is_not_a_finite_number_for_each_token_fails_the_measurement(metric, message):
     model = GPT(ModelConfig(vocab_size=97, block_size=16, n_layer=1, n_head=2, n_embd=16), seed=3)
     tokens = np.random.default_rng(0).integers(0, 97, 81, dtype=np.uint16)
-    with pytest.raises(MeasurementError, match=message):
+    with pytest.raises(MemberError, match=message):
         score_tokens(model, spread_windows(tokens, 80, 16), (metric,), None, SILENT)
+
+
+class Overwriting(Rank):
+    name = "overwriting"
+
+    def score(self, logits, targets):
+        return logits.zero_()[:, 0] + targets.zero_()
+
+
+def test_what_a_metric_overwrites_no_other_sees():
+    model = GPT(ModelConfig(vocab_size=97, block_size=16, n_layer=1, n_head=2, n_embd=16), seed=3)
+    tokens = np.random.default_rng(0).integers(0, 97, 81, dtype=np.uint16)
+    text = spread_windows(tokens, 80, 16)
+    beside = score_tokens(model, text, (Overwriting(), Rank()), None, SILENT)
+    assert beside["rank"] == score_tokens(model, text, (Rank(),), None, SILENT)["rank"]
