@@ -30,4 +30,6 @@ def report_eviction(study: Study) -> list[doc.Content]:
 
     caption = "Cells by the tokens that their cache keeps; mean over seeds."
     table = cols.cells_table(study, "eviction", caption, entries, evicting)
-    return [doc.Heading("Eviction"), texts.write("eviction"), table]
+    rules = [one.get("evict") or {} for c in evicting for one in list_sections(study, c, "serving")]
+    has_prompt = any(rule.get("prompt") for rule in rules)
+    return [doc.Heading("Eviction"), texts.write("eviction", has_prompt=has_prompt), table]

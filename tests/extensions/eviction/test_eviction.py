@@ -193,6 +193,7 @@ class EvictingRecord(FullRecord):
 
 def test_a_table_says_what_cells_keep_and_drop(tmp_path):
     section = SECTIONS["serving-gap"].make(load(EvictingRecord(), tmp_path))
+    assert "snapkv" not in str(section), "no cell evicts by it"
     found = rows(section, "eviction")
     assert len(found) == 6
     for row in found:
