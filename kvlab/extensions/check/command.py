@@ -5,6 +5,7 @@ import json
 import random
 import sys
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import redirect_stdout
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
@@ -50,13 +51,14 @@ def run(options: argparse.Namespace) -> int:
     if options.paths and not any(one.reads_paths for one in sources):
         raise UsageError(f"no source of {path} reads data.paths; remove --paths")
     found = list[Checked]()
-    for member in extension.members:
-        if isinstance(member, TokenMetric):
-            found.append(_check_metric(member, options.cases))
-        elif isinstance(member, DocumentSource):
-            found.append(_check_source(member, options.paths))
-        else:
-            found += _check_member(member, path, options.cases)
+    with redirect_stdout(sys.stderr):  # of what the file prints
+        for member in extension.members:
+            if isinstance(member, TokenMetric):
+                found.append(_check_metric(member, options.cases))
+            elif isinstance(member, DocumentSource):
+                found.append(_check_source(member, options.paths))
+            else:
+                found += _check_member(member, path, options.cases)
     if options.json:
         print(json.dumps([asdict(one) for one in found], indent=1))
     else:
@@ -111,7 +113,7 @@ def _check_member(member: Member, path: Path, cases: int) -> Iterator[Checked]:
     for name, check in member_checks.list_checks(member).items():
         few = drawn[: max(1, cases // 10)] if name.startswith("a training") else drawn
         tries = ((shown, partial(check, config, serving)) for config, serving, shown in few)
-        yield (found := _try(member.name, name, "models", tries))
+        yield (found := _try(member, name, "models", tries))
         if found.counterexample and check in member_checks.FIRST_CHECKS:
             return  # the others would fail for the same reason
 
@@ -121,7 +123,7 @@ def _show_member(member: Member) -> Any:
 
 
 def _try(
-    member: str, check: str, tried: str, cases: Iterable[tuple[str, Callable[[], float | None]]]
+    member: Member, check: str, tried: str, cases: Iterable[tuple[str, Callable[[], float | None]]]
 ) -> Checked:
     """Run a check over cases, up to the first that fails."""
     largest, number = 0.0, 0
@@ -131,9 +133,9 @@ def _try(
         try:
             largest = max(largest, run_case() or 0.0)
         except Exception as error:
-            failure = _describe(error) + (f"\n    with {shown}" if shown else "")
-            return Checked(member, check, number, largest, failure, tried)
-    return Checked(member, check, number, largest, "", tried)
+            failure = _describe(error, member) + (f"\n    with {shown}" if shown else "")
+            return Checked(member.name, check, number, largest, failure, tried)
+    return Checked(member.name, check, number, largest, "", tried)
 
 
 def _check_metric(metric: TokenMetric, cases: int) -> Checked:
@@ -142,7 +144,7 @@ def _check_metric(metric: TokenMetric, cases: int) -> Checked:
 
     name = "a finite number for each token, whatever is beside it"
     tries = (("", partial(check_metric, metric, seed)) for seed in range(1, cases + 1))
-    return _try(metric.name, name, "cases", tries)
+    return _try(metric, name, "cases", tries)
 
 
 def _check_source(source: DocumentSource, paths: list[str]) -> Checked:
@@ -160,13 +162,14 @@ def _check_source(source: DocumentSource, paths: list[str]) -> Checked:
     try:
         count, tried = check_source(source, data)
     except Exception as error:
-        failure = _describe(error)
+        failure = _describe(error, source)
     return Checked(source.name, name, count, 0.0, failure, tried)
 
 
-def _describe(error: Exception) -> str:
-    """Return what failed, with the line of the file where it did."""
-    is_plain = isinstance(error, AssertionError | DataError | MemberError)
+def _describe(error: Exception, member: Member) -> str:
+    """Return what failed, with the line of the file where it did, or else of the member's class."""
+    if isinstance(error, DataError):  # has a place
+        return str(error)
+    is_plain = isinstance(error, AssertionError | MemberError)
     name = "" if is_plain else f"{type(error).__name__}: "
-    place = locate_error(error)
-    return f"{place}: {name}{error}" if place else f"{name}{error}"
+    return f"{locate_error(error) or locate_error(MemberError(member, ''))}: {name}{error}"

@@ -23,7 +23,7 @@ from kvlab.model.rope import RopeTable
 from kvlab.own_extensions import find_members
 from kvlab.spec.extension_files import locate_error
 from kvlab.spec.kv_forms import KVForm
-from kvlab.spec.members import Member
+from kvlab.spec.members import Member, MemberError
 from kvlab.spec.mixers import Mixer
 from kvlab.spec.model_config import ModelConfig
 from kvlab.spec.quantizers import Quantizer
@@ -107,6 +107,7 @@ def check_shapes(config: ModelConfig, _serving: ServingConfig) -> float:
         mixer = block.attention
         if not isinstance(mixer, TokenMixer):
             raise Broken(f"{type(mixer).__name__} is no TokenMixer; derive it from that class")
+        layer.mixer.products(layer, TOKENS)
         layer.mixer.decode_flops(layer, TOKENS)
         layer.mixer.saved_bytes(layer, TOKENS, 4)
         _require_shapes(mixer, "forward", (), [(*rows, config.n_embd)])
@@ -117,7 +118,13 @@ def check_shapes(config: ModelConfig, _serving: ServingConfig) -> float:
             _require_shapes(mixer.kv, "store", layer.kv_form.parts, stored)
             attended = (ROWS, layer.n_head, TOKENS, layer.head_dim)
             _require_shapes(mixer.kv, "attend", (), [attended])
-    model(draw_tokens())
+    logits = model(draw_tokens())
+    if not logits.isfinite().all():
+        raise Broken(
+            "logits are not finite; a weight or a number of the text makes NaN or infinity"
+        )
+    if not torch.equal(model(draw_tokens()), logits):
+        raise Broken("two passes over one text differ; draw no random numbers, and keep no state")
     return 0.0
 
 
@@ -401,7 +408,7 @@ def check_metric(metric: TokenMetric, seed: int) -> None:
         own = targets[part]
         values = metric.score(logits[part].clone(), own.clone())
         if problem := find_value_problem(values, len(own)):
-            raise Broken(f"{problem} ({len(own)} tokens, {size} logits each)")
+            raise MemberError(metric, f"{problem} ({len(own)} tokens, {size} logits each)")
         scores.append(values.double())
     if not torch.allclose(scores[0], torch.cat(scores[1:]), rtol=1e-5, atol=1e-6):
         raise Broken(f"differs where {count} tokens are scored as {first} and {count - first}")

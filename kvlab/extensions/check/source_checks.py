@@ -6,8 +6,8 @@ from tempfile import TemporaryDirectory
 from kvlab.data import token_pieces
 from kvlab.data.dataset_builder import select_documents, validation_mask
 from kvlab.data.sources.user_documents import UserDocuments
-from kvlab.errors import DataError
 from kvlab.spec.data_config import DataConfig
+from kvlab.spec.members import MemberError
 from kvlab.spec.source_options import DocumentSource
 from kvlab.spec.validation_errors import format_value
 
@@ -27,8 +27,8 @@ def check_source(source: DocumentSource, data: DataConfig) -> tuple[int, str]:
         again = pool.submit(_list_documents, source, data).result()
     for number, (one, other) in enumerate(zip_longest(found, again), 1):
         if one != other:
-            text = f"document {number} is {format_value(one)}, and in another process"
-            raise DataError(f"{text} {format_value(other)}")
+            text = f"yields {format_value(one)} as document {number}, and in another process"
+            raise MemberError(source, f"{text} {format_value(other)}")
     with TemporaryDirectory() as folder:
         unit = {"key": "checked", "documents": found}
         job = token_pieces.PieceJob(data.source, data.tokenizer, folder, unit)

@@ -236,8 +236,9 @@ class RankedPass(ReducingPass):
                 is_kept,
             )
             ranked = buffer.policy.rank(scores.clone(), step)
-            if (shape := getattr(ranked, "shape", None)) != scores.shape:
-                found = type(ranked).__name__ if shape is None else tuple(shape)
+            if not isinstance(ranked, Tensor) or ranked.shape != scores.shape:
+                is_tensor = isinstance(ranked, Tensor)
+                found = tuple(ranked.shape) if is_tensor else type(ranked).__name__
                 text = f"returns {found} from rank; return {tuple(scores.shape)}"
                 raise MemberError(buffer.policy, text)
             scores = torch.where(is_real[..., None], ranked.float(), scores)

@@ -58,7 +58,7 @@ class EvictionPolicy(Member, ABC):
             ranked = rank(scores, step)
             for field, old, new in zip(step._fields, given, step, strict=True):
                 assert old.equal(new), f"{name}.rank changes step.{field}; work on a copy"
-            if getattr(ranked, "shape", None) == scores.shape:
+            if hasattr(ranked, "isnan") and ranked.shape == scores.shape:
                 has_nan = ranked[step.is_kept].isnan().any()
                 assert not has_nan, f"{name}.rank returns NaN for a token that is kept"
             return ranked

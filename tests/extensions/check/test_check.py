@@ -156,7 +156,44 @@ def test_tensors_of_a_wrong_shape_are_the_only_thing_said(tmp_path):
     code, out, _ = run_kvlab("check", path, "--cases", "4", "--json")
     (found,) = json.loads(out)
     assert (code, found["check"]) == (1, "tensors and numbers are as a layer needs them")
-    assert found["counterexample"].startswith("DecayedSumModule.forward returns [(2, 4, 20, 16)]")
+    said = "m.py:10: DecayedSumModule.forward returns [(2, 4, 20, 16)]"
+    assert found["counterexample"].startswith(said)
+
+
+@pytest.mark.parametrize(
+    ("right", "wrong", "said"),
+    [
+        (
+            "return attend(",
+            "return torch.rand_like(q) + attend(",
+            "two passes over one text differ",
+        ),
+        ("self.up(", "q.new_tensor(torch.nan) * self.up(", "logits are not finite"),
+        ("layer, owns_kv, norm_eps):", "layer):", "TypeError: HalfValuesView.__init__() takes 2"),
+    ],
+)
+def test_what_no_pass_may_do_is_the_only_thing_said(tmp_path, right, wrong, said):
+    text = EXAMPLE.read_text().replace("from torch", "import torch\nfrom torch", 1)
+    (tmp_path / "m.py").write_text(text.replace(right, wrong, 1))
+    code, out, _ = run_kvlab("check", tmp_path / "m.py", "--cases", "4", "--json")
+    (found,) = json.loads(out)
+    assert (code, found["counterexample"].startswith(f"m.py:10: {said}")) == (1, True), out
+
+
+def test_what_a_file_prints_is_beside_the_json(tmp_path):
+    text = EXAMPLE.read_text().replace(
+        "        k, v = parts", "        print('here')\n        k, v = parts"
+    )
+    (tmp_path / "m.py").write_text(text)
+    code, out, err = run_kvlab("check", tmp_path / "m.py", "--cases", "1", "--json")
+    assert (code, len(json.loads(out)), "here\n" in err) == (0, len(CHECKS), True)
+
+
+def test_products_are_checked_before_a_plan_takes_them(tmp_path):
+    text = EXAMPLE.with_stem("decayed_sum").read_text()
+    (tmp_path / "m.py").write_text(text.replace("return layer.out_width * tokens", "return 0.5"))
+    code, out, _ = run_kvlab("check", tmp_path / "m.py", "--cases", "1")
+    assert (code, "m.py:10: DecayedSum returns 0.5 from products" in out) == (1, True), out
 
 
 def test_a_form_that_goes_with_no_model_says_why(tmp_path):

@@ -116,13 +116,14 @@ def test_mistakes_have_their_place(tmp_path):
     taken = EXAMPLE.read_text().replace('"last_attention"', '"snapkv"')
     with pytest.raises(SpecError, match=r"mine.py:9:1: LastAttention has name = 'snapkv'"):
         load_experiment(write(tmp_path, taken))
-    wrong = EXAMPLE.read_text().replace(".mean(2)", "")
-    serving = load_experiment(write(tmp_path, wrong)).serving
-    model = random_model(GLOBAL)
-    with pytest.raises(MemberError) as error, torch.inference_mode():
-        model(torch.zeros(1, 20, dtype=torch.int64), cache=model.new_cache(1, 32, serving))
-    said = describe_error(error.value)
-    assert said.startswith("mine.py:9: LastAttention returns (1, 2, 2, 20) from rank")
+    for change, found in (("", "(1, 2, 2, 20)"), (".mean(2).numpy()", "ndarray")):
+        wrong = EXAMPLE.read_text().replace(".mean(2)", change)
+        serving = load_experiment(write(tmp_path, wrong)).serving
+        model = random_model(GLOBAL)
+        with pytest.raises(MemberError) as error, torch.inference_mode():
+            model(torch.zeros(1, 20, dtype=torch.int64), cache=model.new_cache(1, 32, serving))
+        said = describe_error(error.value)
+        assert said.startswith(f"mine.py:9: LastAttention returns {found} from rank")
 
 
 @pytest.mark.parametrize("score", [float("inf"), float("nan"), float("-inf")])
