@@ -1,10 +1,9 @@
 """`data` of an experiment: which text, and how it becomes tokens. Also the table of sources."""
 
-from collections.abc import Callable
 from pkgutil import resolve_name
 from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
-from pydantic import Field, PlainValidator, SerializeAsAny, WithJsonSchema, model_serializer
+from pydantic import Field, PlainValidator, SerializeAsAny, WithJsonSchema
 from pydantic import ValidationInfo as Info
 
 from kvlab.errors import PretrainedError
@@ -77,6 +76,8 @@ class DataConfig(SpecModel):
         SerializeAsAny[SpecModel] | None,
         PlainValidator(_read_options),
         WithJsonSchema({"anyOf": [{"type": "object"}, {"type": "null"}]}),
+        # digests of earlier records have no such key
+        Field(exclude_if=lambda options: options is None),
     ] = None
     """What a source of a file of `extensions` lets you choose.
     Default: none. Example: {}"""
@@ -170,12 +171,6 @@ class DataConfig(SpecModel):
             return self.tokenizer
         identity: str = find_checkpoint_tool("identify_tokenizer")(self.tokenizer)
         return identity
-
-    @model_serializer(mode="wrap")
-    def _dump(self, handler: Callable[[Any], dict[str, Any]]) -> dict[str, Any]:
-        """Leave out options that there are none of: digests of earlier records have no such key."""
-        facts = handler(self)
-        return facts if self.options else {k: v for k, v in facts.items() if k != "options"}
 
     @property
     def parts(self) -> tuple[TextPart, ...]:
