@@ -173,11 +173,15 @@ class Experiment(SpecModel):
 
 def _find_serving_problems(model: ModelConfig, serving: ServingConfig) -> Problems:
     try:
-        serving.find_slots(model)
+        slots = serving.find_slots(model)
     except SharingError as error:
         yield "serving.tie", str(error)
     else:
         for find in find_members("serving_problems").values():
             yield from find(model, serving)
-        yield from serving.find_state_problems(model)
+        if message := model.describe_shared_state(slots):
+            yield "serving.tie", message
+    if serving.compile and not all(layer.stores_tokens for layer in model.layers):
+        text = "runs a step several times before it counts, which would change a layer's state"
+        yield "serving.compile", f"{text}; leave it out, or use a pattern of G and L alone"
     yield from serving.kv.find_storage_problems(model, "serving")

@@ -69,14 +69,6 @@ class ServingConfig(SpecModel):
         tie = owner_map(self.tie, model.layer_kinds)
         return tied_slots(model.kv_owners, tie, self.tie_rule)
 
-    def find_state_problems(self, model: ModelConfig) -> Problems:
-        """Yield what does not go with layers that store a state, by fields of a spec."""
-        if message := model.describe_shared_state(self.find_slots(model)):
-            yield "serving.tie", message
-        if self.compile and not all(layer.stores_tokens for layer in model.layers):
-            text = "runs a step several times before it counts, which would change a layer's state"
-            yield "serving.compile", f"{text}; leave it out, or use a pattern of G and L alone"
-
     def store_as_model(self, model: ModelConfig) -> "ServingConfig":
         """Return the same serving with K and V in the model's dtype, and as many tokens kept."""
         fields = type(self).model_fields
