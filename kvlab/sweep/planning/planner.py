@@ -98,9 +98,7 @@ class PlannedTrial:
     @property
     def flops_to_do(self) -> int:
         """FLOPs of its training without those that another token budget spends."""
-        if not self.saved_tokens:
-            return self.flops
-        return self.flops * (self.tokens - self.saved_tokens) // self.tokens
+        return self.flops * self.tokens_to_do // max(1, self.tokens)
 
     @property
     def tokens_to_do(self) -> int:
