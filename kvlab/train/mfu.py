@@ -10,8 +10,8 @@ from functools import lru_cache
 
 import torch
 
-from kvlab.layout import training_flops
 from kvlab.spec.experiment import Experiment
+from kvlab.spec.flops import training_flops_per_token
 
 DATASHEET_FLOPS = {
     "NVIDIA H200": 989e12,
@@ -88,8 +88,7 @@ class MfuMeter:
     def __init__(self, experiment: Experiment, device: torch.device, workers: int):
         self.workers = workers
         self.peak, self.origin = find_peak_flops(device, experiment.training.precision)
-        steps, tokens = experiment.training.steps, experiment.training.batch_tokens
-        self._flops_per_token = training_flops(experiment) / (steps * tokens) if steps else 0.0
+        self._flops_per_token = training_flops_per_token(experiment.model)
 
     def rates(self, tokens_per_second: float) -> dict[str, float]:
         """Return FLOPs per second, and their share of the peak of all workers' devices."""
