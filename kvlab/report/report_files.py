@@ -15,7 +15,7 @@ from kvlab.report.figures import render_files
 from kvlab.report.html_page import render_html
 from kvlab.report.markdown import render_markdown
 from kvlab.report.sections import choose_sections, explain_unknown_section, make_answer
-from kvlab.report.table_export import rows_to_csv, table_to_csv, table_to_latex
+from kvlab.report.table_export import table_to_csv, table_to_latex, write_csv
 from kvlab.store import Store
 from kvlab.store.record_forms import refuse_malformed
 
@@ -133,7 +133,7 @@ def results_csv(study: Study) -> str:
     """Return the rows of `results_jsonl` as CSV; lists are JSON, absent values empty."""
     rows = _flatten_rows(study)
     names = list(dict.fromkeys(name for row in rows for name in row))
-    return rows_to_csv(names, rows)
+    return write_csv(names, ([row.get(name) for name in names] for row in rows))
 
 
 def _flatten_rows(study: Study) -> list[dict[str, Any]]:

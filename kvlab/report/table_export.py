@@ -44,15 +44,11 @@ def table_to_csv(table: Table) -> str:
             assert len(found) == len(names), f"{names}: {len(found)} values"
             values += map(round_to_shared_digits, found)
         rows.append(values)
-    return _write_csv([name for names in titles for name in names], rows)
+    return write_csv([name for names in titles for name in names], rows)
 
 
-def rows_to_csv(names: Sequence[str], rows: Sequence[Mapping[str, Any]]) -> str:
-    """Return flat objects as CSV; missing and null values are empty."""
-    return _write_csv(names, ([row.get(name) for name in names] for row in rows))
-
-
-def _write_csv(names: Iterable[str], rows: Iterable[Iterable[Any]]) -> str:
+def write_csv(names: Iterable[str], rows: Iterable[Iterable[Any]]) -> str:
+    """Return CSV; None is empty, and what is no number and no text is JSON."""
     out = io.StringIO()
     writer = csv.writer(out, lineterminator="\n")
     writer.writerow(map(_guard_formula, names))
