@@ -293,10 +293,3 @@ def t_quantile(probability: float, df: float) -> float:
     from scipy.special import stdtrit
 
     return float(stdtrit(df, probability))
-
-
-def normal_cdf(z: float) -> float:
-    """Return P(Z <= z) of the standard normal distribution."""
-    from scipy.special import ndtr
-
-    return float(ndtr(z))

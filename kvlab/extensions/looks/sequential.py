@@ -29,7 +29,7 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from kvlab.analysis.statistics import estimate, normal_cdf, t_cdf, t_quantile
+from kvlab.analysis.statistics import estimate, t_cdf, t_quantile
 from kvlab.analysis.verdicts import DIFFERENT, VERDICTS, judge_interval
 
 SAMPLES = 40_000
@@ -44,9 +44,9 @@ FUTILE_POWER = 0.02
 
 def spent_alpha(fraction: float, alpha: float) -> float:
     """Return the error that may be spent when a fraction of the seeds is there; above 0."""
-    from scipy.special import ndtri  # type: ignore[import-untyped]
+    from scipy.special import ndtr, ndtri  # type: ignore[import-untyped]
 
-    return max(1e-200, 2 * normal_cdf(float(ndtri(alpha / 2)) / math.sqrt(fraction)))
+    return max(1e-200, 2 * float(ndtr(ndtri(alpha / 2) / math.sqrt(fraction))))
 
 
 @lru_cache(maxsize=100_000)
@@ -264,6 +264,8 @@ class Looks:
         Freedman and Blackburn 1986), with their spread taken as the true spread. So it is asked
         only when at least half of the seeds are there.
         """
+        from scipy.special import ndtr
+
         count, maximum = state.sizes[-1], self.sizes[-1]
         if 2 * count < maximum:
             return False
@@ -271,15 +273,15 @@ class Looks:
         expected = state.statistic * math.sqrt(maximum / count)
         spread = math.sqrt((maximum - count) / count)
         bound = self._bound(sizes, state.level)
-        power = normal_cdf((expected - bound) / spread) + normal_cdf((-expected - bound) / spread)
+        power = ndtr((expected - bound) / spread) + ndtr((-expected - bound) / spread)
         if self.margin is not None:
             error = state.error * math.sqrt(count / maximum)  # as it will be at the last look
             room = self.margin / error - self._bound(sizes, self.alpha / self.claims)
             cost = -expected if self.better == "higher" else expected
-            power += normal_cdf((room - cost) / spread)
+            power += ndtr((room - cost) / spread)
             if self.better == "neither":
-                power -= normal_cdf((-room - cost) / spread)
-        return power < FUTILE_POWER
+                power -= ndtr((-room - cost) / spread)
+        return bool(power < FUTILE_POWER)
 
 
 def repeated_p_value(state: ClaimState, maximum: int) -> float:
