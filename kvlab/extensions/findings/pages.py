@@ -16,13 +16,13 @@ from typing import Any
 
 from kvlab.analysis.effects import Effect, change_name
 from kvlab.analysis.study import Study
-from kvlab.analysis.text_error import estimate_text_error
 from kvlab.analysis.trial_rows import Levels
 from kvlab.analysis.verdicts import CHEAP
 from kvlab.cli.shared_arguments import add_flag, add_reports
 from kvlab.errors import SpecError, StoreError
 from kvlab.extensions.findings.articles import article_claims
 from kvlab.extensions.findings.claims import Answer, CellLevels, Claims, load_claims
+from kvlab.extensions.findings.text_error import estimate_text_error
 from kvlab.fs.atomic_files import write_atomic
 from kvlab.humanize import format_bytes, format_count, format_number, suggest_name
 from kvlab.own_extensions import find_member, name_members

@@ -5,7 +5,7 @@ import pytest
 import statsmodels.api as sm
 
 from kvlab.analysis.study import Study
-from kvlab.analysis.text_error import estimate_text_error, text_error
+from kvlab.extensions.findings.text_error import estimate_text_error, text_error
 from tests.support.record_factory import Record
 
 DOCUMENTS, TOKENS = 200, 50
