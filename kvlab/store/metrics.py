@@ -195,36 +195,8 @@ BEGINNINGS: dict[str, tuple[str, ...]] = {k: tuple(v) for k, v in _TABLES["begin
 """Kind of metrics -> how their names begin."""
 
 
-@dataclass(frozen=True)
-class MetricFamily:
-    """Metrics that are taken together, for the reference.
-
-    Attributes:
-        beginnings: of the names of its metrics; a whole name ends with a blank.
-        key: of the experiment that asks for them; empty if they are always taken.
-        method: how they are taken.
-        sections: of the report that show them.
-    """
-
-    title: str
-    beginnings: Sequence[str]
-    key: str
-    method: str
-    sections: Sequence[str]
-
-    def holds(self, name: str) -> bool:
-        return f"{name} ".startswith(tuple(self.beginnings))
-
-
-FAMILIES = tuple(MetricFamily(**one) for one in _TABLES["families"])
-"""The families of metrics, in the order of the reference."""
-
-OTHER = MetricFamily("Other", (), "", "See their entries in the table of metrics.", ("effects",))
-
-
-def find_family(name: str) -> MetricFamily:
-    """Return the family of a metric; `OTHER` for one that is in none."""
-    return next((family for family in FAMILIES if family.holds(name)), OTHER)
+FAMILY_TABLES: list[dict[str, Any]] = _TABLES["families"]
+"""The families of metrics, for the reference, in its order."""
 
 
 def collect_metrics(result: Mapping[str, Any]) -> dict[str, float]:

@@ -2,16 +2,48 @@
 
 import argparse
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from kvlab.cli.shared_arguments import add_flag
 from kvlab.cli.terminal import print_result
 from kvlab.errors import UsageError
 from kvlab.humanize import suggest_name
-from kvlab.store.metrics import FAMILIES, METRICS, OTHER, find_family
+from kvlab.store.metrics import FAMILY_TABLES, METRICS
 from kvlab.track.run_description import DUPLICATES, tracked_name
 
 HEAD = ["name", "what", "unit", "better", "in MLflow"]
+
+
+@dataclass(frozen=True)
+class MetricFamily:
+    """Metrics that are taken together.
+
+    Attributes:
+        beginnings: of the names of its metrics; a whole name ends with a blank.
+        key: of the experiment that asks for them; empty if they are always taken.
+        method: how they are taken.
+        sections: of the report that show them.
+    """
+
+    title: str
+    beginnings: Sequence[str]
+    key: str
+    method: str
+    sections: Sequence[str]
+
+    def holds(self, name: str) -> bool:
+        return f"{name} ".startswith(tuple(self.beginnings))
+
+
+FAMILIES = tuple(MetricFamily(**one) for one in FAMILY_TABLES)
+
+OTHER = MetricFamily("Other", (), "", "See their entries in the table of metrics.", ("effects",))
+
+
+def find_family(name: str) -> MetricFamily:
+    """Return the family of a metric; `OTHER` for one that is in none."""
+    return next((family for family in FAMILIES if family.holds(name)), OTHER)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

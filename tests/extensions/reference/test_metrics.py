@@ -4,8 +4,9 @@ import re
 
 from kvlab.cli.main import main
 from kvlab.extensions.reference.key_reference import list_key_sections
+from kvlab.extensions.reference.metrics import FAMILIES
 from kvlab.report.sections import SECTIONS
-from kvlab.store.metrics import FAMILIES, METRICS
+from kvlab.store.metrics import METRICS
 
 
 def test_every_metric_is_in_one_family_whose_sections_and_keys_exist():
