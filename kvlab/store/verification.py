@@ -16,7 +16,7 @@ from typing import Any
 from kvlab.errors import RecordDamaged, StoreError
 from kvlab.fs.lease import Fence, lease_seconds
 from kvlab.fs.lock import Lock, seems_held
-from kvlab.fs.sealed_files import check_file, read_seal, seal_file, set_aside, write_sealed_json
+from kvlab.fs.sealed_files import check_file, set_aside, write_sealed_json
 from kvlab.store.record_forms import SCHEMA, read_record
 from kvlab.store.store import Store
 from kvlab.store.store_paths import POINTS_FOLDER, format_level, list_folders, list_point_files
@@ -172,36 +172,6 @@ class Verification:
             except RecordDamaged as error:
                 add(file, error)
         return content
-
-
-def list_trial_files(store: Store, trial: str) -> tuple[list[dict[str, str]], list[str]]:
-    """Check the files of a trial and of its training.
-
-    Returns:
-        The files, and notes on what is not as it was and is no damage. A file is its ``path``
-        in the store, the ``sha256`` of its contents, or of sealed JSON the hash at its end, and
-        what ``problem`` it has. One of the last two is empty.
-
-    Raises:
-        StoreError: a file cannot be read.
-    """
-    found, training = Verification(store), store.read_training_id(trial)
-    found.check(store.trial_directory(trial))
-    if training is not None:
-        directory = store.training_directory(training)
-        found.check(directory)
-        if (directory / "training.json").exists() and not (directory / "final").exists():
-            found.notes.append(f"the weights of training {training} were removed since")
-    damaged = [{"path": one.path, "sha256": "", "problem": one.reason} for one in found.damaged]
-    files = []
-    for path in found.paths:
-        try:
-            sha256 = read_seal(path)
-        except RecordDamaged:  # no JSON
-            sha256 = seal_file(path)["sha256"]
-        relative = path.relative_to(store.path).as_posix()
-        files.append({"path": relative, "sha256": sha256, "problem": ""})
-    return [*files, *damaged], found.notes
 
 
 def verify_record(

@@ -13,11 +13,13 @@ from kvlab.cli.shared_arguments import ALL_SWEEPS, add_record, open_store, sweep
 from kvlab.cli.terminal import format_table, print_result
 from kvlab.errors import RecordDamaged, StoreError, UsageError
 from kvlab.extensions.explain import differences as diff
+from kvlab.fs.sealed_files import read_seal, seal_file
 from kvlab.humanize import sanitize_line, suggest_name
 from kvlab.report import formatting as fmt
-from kvlab.store import Store, record_forms, verification
+from kvlab.store import Store, record_forms
 from kvlab.store.metrics import METRICS
 from kvlab.store.result import flatten
+from kvlab.store.verification import Verification
 
 MAX_NAMES = 12
 """Names that a message lists."""
@@ -199,9 +201,39 @@ def _explain_trial(
     return facts, lines
 
 
+def _check_trial_files(store: Store, trial: str) -> tuple[list[dict[str, str]], list[str]]:
+    """Check the files of a trial and of its training.
+
+    Returns:
+        The files, and notes on what is not as it was and is no damage. A file is its ``path``
+        in the store, the ``sha256`` of its contents, or of sealed JSON the hash at its end, and
+        what ``problem`` it has. One of the last two is empty.
+
+    Raises:
+        StoreError: a file cannot be read.
+    """
+    found, training = Verification(store), store.read_training_id(trial)
+    found.check(store.trial_directory(trial))
+    if training is not None:
+        directory = store.training_directory(training)
+        found.check(directory)
+        if (directory / "training.json").exists() and not (directory / "final").exists():
+            found.notes.append(f"the weights of training {training} were removed since")
+    damaged = [{"path": one.path, "sha256": "", "problem": one.reason} for one in found.damaged]
+    files = []
+    for path in found.paths:
+        try:
+            sha256 = read_seal(path)
+        except RecordDamaged:  # no JSON
+            sha256 = seal_file(path)["sha256"]
+        relative = path.relative_to(store.path).as_posix()
+        files.append({"path": relative, "sha256": sha256, "problem": ""})
+    return [*files, *damaged], found.notes
+
+
 def _read_origin(store: Store, trial: str) -> diff.Facts:
     """Check the files of a trial, and read what its result says of its making."""
-    files, notes = verification.list_trial_files(store, trial)
+    files, notes = _check_trial_files(store, trial)
     try:
         result = store.result(trial) or {}
     except StoreError:
