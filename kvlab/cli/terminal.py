@@ -1,4 +1,4 @@
-"""Text output of the commands: aligned tables, exact sizes, streams that may break."""
+"""Text output of the commands: aligned tables, streams that may break."""
 
 import argparse
 import json
@@ -39,17 +39,6 @@ def format_table(rows: Sequence[Sequence[str]], right: str = "") -> str:
 def print_result(options: argparse.Namespace, facts: Any, text: str) -> None:
     """Print ``facts`` with ``--json``, else ``text``."""
     print(json.dumps(facts, indent=1) if options.json else text)
-
-
-def format_exact_bytes(count: int) -> str:
-    """Return a size in bytes, MB (10^6) and MiB (2^20), because articles mix the two units."""
-    megabytes, mebibytes = format_decimal(count / 10**6), format_decimal(count / 2**20)
-    return f"{count:,} bytes = {megabytes} MB = {mebibytes} MiB"
-
-
-def format_decimal(value: float) -> str:
-    """Return one decimal, or three below 10: 1,048,576 bytes are 1.049 MB, not 1.0 MB."""
-    return f"{value:,.3f}" if value < 10 else f"{value:,.1f}"
 
 
 def print_answer(answer: str, report: Path, stream: TextIO) -> None:

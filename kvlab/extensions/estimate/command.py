@@ -5,7 +5,7 @@ from string import Template
 from typing import Any
 
 from kvlab.cli import shared_arguments as shared
-from kvlab.cli.terminal import format_decimal, format_exact_bytes, format_table, print_result
+from kvlab.cli.terminal import format_table, print_result
 from kvlab.errors import UsageError
 from kvlab.humanize import format_number
 from kvlab.layout import KVLayout
@@ -101,7 +101,7 @@ $decode_flops""")
 def _format_one(item: dict[str, Any]) -> str:
     fields = {key: f"{one:,}" if isinstance(one, int) else one for key, one in item.items()}
     fields |= {key: f"{one:.4g}" for key, one in item.items() if key.endswith("_flops")}
-    fields |= {f"exact_{k}": format_exact_bytes(item[k]) for k in ("kv_bytes", "weight_bytes")}
+    fields |= {f"exact_{k}": _format_exact_bytes(item[k]) for k in ("kv_bytes", "weight_bytes")}
     lines = [_ONE.substitute(fields)]
     if item["note"]:
         lines.append(f"note: {item['note']}")
@@ -117,8 +117,8 @@ def _format_side_by_side(*items: dict[str, Any]) -> str:
         rows.append([
             f"{item['slots']}/{item['layers']}",
             f"{item['kv_bytes']:,}",
-            format_decimal(item["kv_bytes"] / 10**6),
-            format_decimal(item["kv_bytes"] / 2**20),
+            _format_decimal(item["kv_bytes"] / 10**6),
+            _format_decimal(item["kv_bytes"] / 2**20),
             f"1/{first['kv_bytes'] / item['kv_bytes']:.3g}",
             f"{item['kv_bytes_read_per_token']:,}",
             format_number(item["parameters"]),
@@ -133,3 +133,14 @@ def _format_side_by_side(*items: dict[str, Any]) -> str:
     head = f"batch {first['batch_size']}, {context}, model in {first['dtype']}"
     notes = {f"{one['name'].partition(' ')[0]}: {one['note']}" for one in items if one["note"]}
     return "\n".join([head, format_table(rows, "r" * (len(rows[0]) - 1)), *sorted(notes)])
+
+
+def _format_exact_bytes(count: int) -> str:
+    """Return a size in bytes, MB (10^6) and MiB (2^20), because articles mix the two units."""
+    megabytes, mebibytes = _format_decimal(count / 10**6), _format_decimal(count / 2**20)
+    return f"{count:,} bytes = {megabytes} MB = {mebibytes} MiB"
+
+
+def _format_decimal(value: float) -> str:
+    """Return one decimal, or three below 10: 1,048,576 bytes are 1.049 MB, not 1.0 MB."""
+    return f"{value:,.3f}" if value < 10 else f"{value:,.1f}"
