@@ -391,7 +391,19 @@ class ModelConfig(spec.SpecModel):
         rotated = share * layer.head_dim
         if not layer_config.POSITIONS[position].is_rotary or not share:
             return
-        if share == 1 and layer.head_dim % 2:
+        form, count = layer.kv_form, layer.rotary_dim
+        if form.source and count != round(rotated):  # a user's form says what rotates
+            if count % 2 or count > layer.key_dim:
+                text = (
+                    f"= {form} rotates {count} of {layer.key_dim} dimensions of a head, and pairs"
+                )
+                yield "kv", f"{text} rotate; return another number from rotated_dims"
+            elif share < 1 and form.rotated_dims(layer.head_dim, 1.0) == count:
+                text = (
+                    f"changes nothing under kv: {form}, which rotates {count} dimensions of a head"
+                )
+                yield place("rotary_share"), f"{text}; leave it out"
+        elif share == 1 and layer.head_dim % 2:
             is_derived = own.head_dim is None and "head_dim" not in self.model_fields_set
             text = f"is odd{' (n_embd / n_head)' if is_derived else ''}: {layer.head_dim}"
             yield place("head_dim"), f"{text}; {position} rotates pairs, so use an even head_dim"

@@ -189,6 +189,31 @@ def test_mistakes_have_their_line(tmp_path, text, message):
     assert str(error.value).startswith(f"{tmp_path}/{message}")
 
 
+@pytest.mark.parametrize(
+    ("returned", "share", "message"),
+    [
+        ("3", 1, "kv = half_values rotates 3 of 8 dimensions of a head, and pairs rotate; return"),
+        ("10", 1, "kv = half_values rotates 10 of 8 dimensions of a head"),
+        ("4", 0.25, "rotary_share = 0.25 changes nothing under kv: half_values, which rotates 4"),
+        ("4", 1, None),
+        ("2 * round(share * head_dim)", 0.25, None),
+    ],
+)
+def test_what_a_form_rotates_is_pairs_and_a_share_that_it_does_not_read_is_refused(
+    tmp_path, returned, share, message
+):
+    own = f"    def rotated_dims(self, head_dim, share):\n        return {returned}\n\n    def up_w"
+    text = EXAMPLE.read_text().replace("    def up_w", own)
+    shape = f"position: rope, rotary_share: {share}, kv: half_values"
+    path = write(tmp_path, text, YAML.replace("kv: half_values", shape))
+    if message is None:
+        assert load_experiment(path).model.layers[0].rotary_dim == 4
+        return
+    with pytest.raises(SpecError) as error:
+        load_experiment(path)
+    assert f": model.{message}" in str(error.value)
+
+
 def test_two_files_with_one_name_are_refused(tmp_path):
     yaml = write(tmp_path, yaml=YAML.replace("[mine.py]", "[mine.py, other.py]"))
     (tmp_path / "other.py").write_text(EXAMPLE.read_text().replace("// 2", "// 4"))
