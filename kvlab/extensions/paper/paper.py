@@ -23,14 +23,15 @@ from kvlab.errors import UsageError
 from kvlab.fs.atomic_files import write_atomic
 from kvlab.humanize import format_count, format_duration, format_number
 from kvlab.own_extensions import find_files, find_member
+from kvlab.report import formatting as fmt
 from kvlab.report import table_export as tex
 from kvlab.report.document import Document, Plot, Table
 from kvlab.report.figures import draw_plot, figure_style
-from kvlab.report.formatting import difference_unit, display_unit, format_ends
 from kvlab.report.overview import ablation_table
 from kvlab.report.report_files import make_document
 from kvlab.spec.designs import DESIGNS
 from kvlab.spec.dtypes import DTYPES, BlockDType
+from kvlab.spec.kv_forms import NAMED_FORMS
 from kvlab.spec.search_config import format_setting, short_keys, split_sampler
 from kvlab.store.metrics import METRICS
 from kvlab.store.record_forms import refuse_malformed
@@ -184,7 +185,7 @@ def _ablation(study: Study) -> Table:
     for column in table.columns:
         head = re.sub(r"^simultaneous (\S+)$", r"\1 CI", re.sub(r" \(.*\)$", "", column.title))
         columns.append(replace(column, title=_HEADS.get(head, head)))
-    unit = difference_unit(study.primary_metric)
+    unit = fmt.difference_unit(study.primary_metric)
     caption = table.caption + (f" Differences are in {unit}." if unit else "")
     table = replace(table, columns=tuple(columns), rows=tuple(rows), caption=caption)
     return _drop_column(table, "verdict")
@@ -246,7 +247,8 @@ def _settings(study: Study) -> Iterator[tuple[str, Any]]:
         for section, settings in made.items():
             for key, value in settings.items() if isinstance(settings, Mapping) else ():
                 if key == "kv_dtype" and isinstance(value, Mapping):
-                    yield from ((f"{section}.{key}", one) for one in value.values())
+                    both = value.values() if {*value} == {"k", "v"} else (value,)
+                    yield from ((f"{section}.{key}", fmt.describe_member(one)) for one in both)
                 elif isinstance(value, Mapping):
                     yield from ((f"{section}.{inner}", one) for inner, one in value.items())
                 elif isinstance(value, list):
@@ -277,13 +279,13 @@ def _find_features(study: Study) -> Iterator[str]:
             yield f"{name}>1"
         if name == "model.attention_pattern" and "L" in str(value):
             yield "local"
-        if name == "serving.kv_dtype" and value in DTYPES:
-            is_block = isinstance(DTYPES[value], BlockDType)
-            yield "cache=blocks" if is_block else f"cache={DTYPES[value].is_quantized}"
+        if name == "serving.kv_dtype" and value not in (None, "model"):
+            is_block = isinstance(dtype := DTYPES.get(value), BlockDType)
+            yield "cache=blocks" if is_block else f"cache={dtype and dtype.is_quantized}"
     for row in study.done_rows:
         model = row.record["experiment"].get("model", {})
         kv, n_kv, n_head = model.get("kv"), model.get("n_kv_head"), model.get("n_head")
-        if not isinstance(kv, Mapping) and n_kv and n_head:
+        if kv in (None, *NAMED_FORMS) and n_kv and n_head:
             yield f"heads={'mha' if n_kv == n_head else 'mqa' if n_kv == 1 else 'gqa'}"
     yield from (f"metric={name.partition('_')[0]}" for name in study.measured_metrics)
     yield from (f"design={name}" for name in _designs(study))
@@ -302,7 +304,7 @@ def _study_fields(study: Study) -> dict[str, str]:
     is_tested = is_design and is_scored and len(study.seeds) > 1
     effects = [one for one in study.effects(metric) if one.is_tested] if is_tested else []
     n_trials, n_trainings = len(study.done_rows), len({row.training for row in study.done_rows})
-    n_missing, unit = len(study.rows) - n_trials, display_unit(metric)
+    n_missing, unit = len(study.rows) - n_trials, fmt.display_unit(metric)
     quality = METRICS[metric].title + (f", in {unit}" if unit else "")
     factors = {name: levels for name, levels in study.factors.items() if len(levels) > 1}
     numbers = {
@@ -316,6 +318,10 @@ def _study_fields(study: Study) -> dict[str, str]:
         "factors": join(f"{name} ({', '.join(levels)})" for name, levels in factors.items()),
         "design_titles": join(DESIGNS[name].title for name in _designs(study)),
     }  # fmt: skip
+    experiments = (row.record["experiment"] for row in study.done_rows)
+    numbers["own_files"] = join(
+        dict.fromkeys(n for e in experiments for n in e.get("extensions", ()))
+    )
     flags = {
         "if_trained": is_trained,
         "if_untrained": not is_scored,
@@ -380,7 +386,7 @@ def fill_sentence(template: str, fields: Mapping[str, str]) -> str:
 def span(values: Iterable[Any]) -> str:
     """Return numbers as LaTeX: one, or the least and the greatest; empty without any."""
     numbers = (value for value in values if isinstance(value, int | float))
-    text = format_ends(numbers, lambda end: f"{end:,}" if isinstance(end, int) else f"{end:g}")
+    text = fmt.format_ends(numbers, lambda end: f"{end:,}" if isinstance(end, int) else f"{end:g}")
     return tex.escape_latex(text)
 
 

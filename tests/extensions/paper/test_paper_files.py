@@ -168,6 +168,20 @@ def test_the_optimizer_is_that_of_the_record(tmp_path):
     assert "optimizer is Muon~\\cite{jordan2024muon" in write_methods(load(alone, tmp_path / "one"))
 
 
+def test_methods_of_a_users_file_are_not_those_of_others(tmp_path):
+    def change(found, _levels, _seed):
+        found["experiment"]["extensions"] = {"my_kv.py": "x = 1"}
+        found["experiment"]["model"]["kv"] = "mine"
+        found["experiment"]["serving"] |= {
+            "kv_dtype": {"codes": {"bits": 3}}, "evict": {"keep": 8, "by": {"fading": {"rate": 0.9}}}
+        }  # fmt: skip
+
+    text = write_methods(load(FullRecord(factors=FACTORS, change=change), tmp_path))
+    assert "attention~" not in text, "its heads are the file's matter"
+    assert "The cache is also stored in codes (bits 3): in some by quantizers of our own." in text
+    assert r"Methods of our own are in the files my\_kv.py, whose text the record has." in text
+
+
 def test_cells_have_as_many_seeds_as_they_have(tmp_path):
     record = FullRecord(factors=FACTORS, seeds=(0, 1, 2, 3))
     cells = record.description(record.cells())["cells"]
