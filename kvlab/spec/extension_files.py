@@ -120,7 +120,7 @@ def read_extension(path: Path) -> ExtensionFile:
         SpecError: as of `load_extension`.
     """
     try:
-        file = ExtensionFile(name=path.name, text=path.read_text(encoding="utf-8"))
+        file = ExtensionFile(name=path.name, text=path.read_text(encoding="utf-8-sig"))
     except UnicodeDecodeError:
         raise OSError(errno.EINVAL, "it is no text in UTF-8") from None
     trust(file.text)
@@ -183,7 +183,7 @@ def _check_members(
     text: str, module: ModuleType, extension: Extension, fail: Callable[[int, str], NoReturn]
 ) -> None:
     """Refuse members that cannot be told apart or have no module of torch."""
-    names = {*NAMED_FORMS, *MIXERS, *SOURCES, *DTYPES, "model"}
+    names = {*NAMED_FORMS, *MIXERS, *SOURCES, *DTYPES, "model", ""}
     names |= set(chain(*(base.own_names for base in KINDS.values())))
     lines, last = _list_class_lines(ast.parse(text)), max(1, len(text.splitlines()))
     for field, members in extension.kinds.items():

@@ -42,6 +42,9 @@ class Member:
     def __str__(self) -> str:
         return self.name
 
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}()"
+
     @property
     def checked_serving(self) -> dict[str, Any]:
         """A `serving` that has it, to check it; empty for members of models."""

@@ -394,14 +394,10 @@ class ModelConfig(spec.SpecModel):
         form, count = layer.kv_form, layer.rotary_dim
         if form.source and count != round(rotated):  # a user's form says what rotates
             if count % 2 or count > layer.key_dim:
-                text = (
-                    f"= {form} rotates {count} of {layer.key_dim} dimensions of a head, and pairs"
-                )
-                yield "kv", f"{text} rotate; return another number from rotated_dims"
+                text = f"rotates {count} of {layer.key_dim} dimensions of a head, and pairs rotate"
+                yield "kv", f"{text}; return another number from rotated_dims"
             elif share < 1 and form.rotated_dims(layer.head_dim, 1.0) == count:
-                text = (
-                    f"changes nothing under kv: {form}, which rotates {count} dimensions of a head"
-                )
+                text = f"changes nothing under kv: {form}, which rotates {count} dimensions"
                 yield place("rotary_share"), f"{text}; leave it out"
         elif share == 1 and layer.head_dim % 2:
             is_derived = own.head_dim is None and "head_dim" not in self.model_fields_set

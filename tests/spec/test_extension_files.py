@@ -172,8 +172,20 @@ MISTAKES = {
     f"{HEAD}extension = Extension(kv_forms=(1,))\n": "mine.py:3:1: kv_forms has 1",
     f"{HEAD}{BODY}{STORED}()"
     + END.replace("(Form(),)", "(Form,)"): "mine.py:3:1: kv_forms has Form",
-    f"{HEAD}{BODY}{STORED}()" + END.replace("(Form(),)", "Form()"): "mine.py:7:1: kv_forms = <",
+    f"{HEAD}{BODY}{STORED}()"
+    + END.replace("(Form(),)", "Form()"): "mine.py:7:1: kv_forms = Form() is not a tuple",
+    f"{HEAD}{BODY}{STORED}()".replace("'form'", "''") + END: "mine.py:3:1: Form has name = ''",
+    f"{HEAD}{BODY}{STORED}()".replace("('v',)", "('v', 'v')")
+    + END: "mine.py:3:1: Form has parts = ('v', 'v'); give each a name of its own",
+    f"{HEAD}{BODY}{STORED}()".replace("('v',)", "('q',)")
+    + END: "mine.py:3:1: Form has parts = ('q'",
 }
+
+
+def test_a_byte_order_mark_is_no_text_of_a_file(tmp_path):
+    experiment = load_experiment(write(tmp_path))
+    (tmp_path / "mine.py").write_text(EXAMPLE.read_text(), encoding="utf-8-sig")
+    assert load_experiment(tmp_path / "e.yaml") == experiment
 
 
 def test_what_a_file_prints_is_no_output(tmp_path, capsys):
