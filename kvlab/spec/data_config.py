@@ -141,6 +141,8 @@ class DataConfig(SpecModel):
             return
         if options is None and is_symbols:
             yield "tokenizer", f"does not hold the text of source: {self.source}; use gpt2 or bytes"
+        elif options is not None and (problem := options.find_symbol_problem()):
+            yield key or "options", f"has {problem}"
         elif options is not None and (not is_symbols or self._ranks < options.symbols):
             text = f"does not hold the {options.symbols} symbols of source: {self.source}"
             yield "tokenizer", f"{text}; use symbols:{options.symbols}"

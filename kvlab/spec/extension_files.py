@@ -34,7 +34,6 @@ from kvlab.spec.mixers import MIXERS, Mixer
 from kvlab.spec.quantizers import Quantizer
 from kvlab.spec.source_options import DocumentSource, SourceOptions
 from kvlab.spec.token_metrics import TokenMetric
-from kvlab.spec.validation_errors import format_value
 from kvlab.syntax_digest import DIGEST_LENGTH, digest_source
 
 KINDS: dict[str, type[Member]] = {
@@ -151,6 +150,11 @@ def load_extension(file: ExtensionFile, path: str | Path | None = None) -> Exten
         sys.modules[module.__name__] = module
         with redirect_stdout(sys.stderr):  # standard output may be JSON
             exec(compile(file.text, shown, "exec"), module.__dict__)
+            extension = module.__dict__.get("extension")
+            if isinstance(extension, Extension):
+                _check_members(file.text, module, extension, fail)
+    except SpecError:
+        raise
     except SyntaxError as error:
         fail(error.lineno or 1, f"is no Python: {error.msg}", error.offset or 1)
     except (Exception, SystemExit) as error:
@@ -160,11 +164,9 @@ def load_extension(file: ExtensionFile, path: str | Path | None = None) -> Exten
         if isinstance(error, ModuleNotFoundError) and _is_beside(path, error.name):
             text = f"imports {error.name} beside it, which workers and records lack; put it here"
         fail(line or 1, text)
-    extension = module.__dict__.get("extension")
     if not isinstance(extension, Extension):
         text = "has no `extension`; end it with `extension = Extension(kv_forms=(MyForm(),))`"
         fail(max(1, len(file.text.splitlines())), text)
-    _check_members(file.text, module, extension, fail)
     for own in {type(member) for member in extension.members}:
         own.source = file
         check_returns(own)
@@ -213,7 +215,10 @@ def _check_members(
 
 
 def _find_method_problem(member: Member, base: type[Member]) -> str | None:
-    """Return which function of a class is no method that takes what that of ``base`` does."""
+    """Return which name is kvlab's, or no method that takes what that of ``base`` does."""
+    for name in vars(type(member)).keys() & vars(Member).keys() - {"name", "options"}:
+        if not name.startswith("__"):
+            return f"has {name}, which kvlab uses itself; rename it"
     for name, declared in vars(base).items():
         if not inspect.isfunction(declared) or name.startswith("_"):
             continue
@@ -240,11 +245,8 @@ def _check_options(member: Member, fail: Callable[[str], NoReturn]) -> None:
     if not is_usable:
         hint = "name a SpecModel with a default for each field, and tuples in place of lists"
         fail(f"{own} has options = {getattr(options, '__name__', options)}; {hint}")
-    if isinstance(defaults, SourceOptions):
-        for name, kind in (("symbols", int), ("target_ids", range), ("document_tokens", int)):
-            if not isinstance(value := getattr(defaults, name), kind):
-                hint = f"define it as a property of type {kind.__name__}"
-                fail(f"{own} has options with {name} = {format_value(value)}; {hint}")
+    if isinstance(defaults, SourceOptions) and (problem := defaults.find_symbol_problem()):
+        fail(f"{own} has options with {problem}")
 
 
 @contextmanager

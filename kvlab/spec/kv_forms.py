@@ -71,7 +71,7 @@ class KVForm(members.Member, ABC):
         parts = getattr(self, "parts", None)
         if not isinstance(parts, tuple) or not parts:
             return f"has parts = {parts!r}; name what a token stores, such as ('k', 'v')"
-        if len({"q", *parts}) <= len(parts):  # their initial weights are drawn by name
+        if len({"q", *map(str, parts)}) <= len(parts):  # their initial weights are drawn by name
             return f"has parts = {parts!r}; give each a name of its own, other than q"
         return self.find_place_problem(module, "view")
 

@@ -5,7 +5,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
-from kvlab.spec.members import Member
+from kvlab.spec.members import Member, is_count
 from kvlab.spec.spec_model import SpecModel
 
 if TYPE_CHECKING:
@@ -86,6 +86,17 @@ class SourceOptions(SpecModel):
     @abstractmethod
     def document_tokens(self) -> int:
         """Tokens of every document, with the end of text before it."""
+
+    def find_symbol_problem(self) -> str | None:
+        """Return which of the properties cannot be, and what it must be."""
+        count, ids, length = self.symbols, self.target_ids, self.document_tokens
+        if not is_count(count, 1):
+            return f"symbols = {count}; define a property that is a whole number above 0"
+        if not isinstance(ids, range) or ids.step != 1 or not 0 <= ids.start < ids.stop <= count:
+            return f"target_ids = {ids}; define a property that is a range of ids up to {count}"
+        if not is_count(length, 2):
+            return f"document_tokens = {length}; define a property that is a whole number above 1"
+        return None
 
 
 class DocumentSource(Member, ABC):

@@ -156,6 +156,11 @@ MISTAKES = {
     f"{HEAD}{BODY}{STORED}()".replace("'View'", "'Other'")
     + END: "mine.py:3:1: Form has view = 'Other'",
     f"{HEAD}{BODY}{STORED}()".replace("('v',)", "()") + END: "mine.py:3:1: Form has parts = ()",
+    f"{HEAD}{BODY}{STORED}()\n    @property\n    def name(self):\n        return 1 / 0".replace(
+        "name, ", "_, "
+    )
+    + END: "mine.py:9:1: fails: ZeroDivisionError",
+    f"{HEAD}{BODY}    source = 'a paper'\n{STORED}(){END}": "mine.py:3:1: Form has source, which kvlab",
     f"{HEAD}{BODY}{STORED}layer.nothing{END}": f"{HAS}6: fails: AttributeError",
     f"{HEAD}{BODY}{STORED}()" + END: f"{HAS}3: Form returns () from stored; return a tuple of",
     f"{HEAD}{BODY}{STORED}StoredVectors(1, 8)" + END: f"{HAS}3: Form returns StoredVectors(",

@@ -209,7 +209,11 @@ def test_documents_of_symbols_say_which_tokens_are_targets(tmp_path):
     ("changes", "message"),
     [
         ({"symbols": "self.largest.bit_count"}, "symbols = <built-in method bit_count"),
-        ({"target_ids": [9, 10]}, "target_ids = [9, 10]; define it as a property of type range"),
+        ({"symbols": 0}, "symbols = 0; define a property that is a whole number above 0"),
+        ({"target_ids": [9, 10]}, "target_ids = [9, 10]; define a property that is a range of ids"),
+        ({"target_ids": "range(9, 13)"}, "target_ids = range(9, 13); define"),
+        ({"target_ids": "range(6, 12, 2)"}, "target_ids = range(6, 12, 2); define"),
+        ({"document_tokens": 1}, "document_tokens = 1; define"),
         ({"document_tokens": None}, "options without document_tokens; define it as a property"),
     ],
 )
@@ -217,6 +221,15 @@ def test_options_that_do_not_describe_symbols_are_refused(tmp_path, changes, mes
     with pytest.raises(SpecError, match=r"mine.py:\d+:1: Sums has options with") as error:
         load(tmp_path, SYMBOLS, write_symbol_source(**changes), tokenizer="symbols:12")
     assert message in str(error.value)
+
+
+def test_options_of_yaml_that_do_not_describe_symbols_are_refused_at_their_key(tmp_path):
+    text = write_symbol_source(symbols="self.largest")
+    options = {"largest": 7}
+    with pytest.raises(
+        SpecError, match=r"data.options = {...} has target_ids = range\(9, 12\); de"
+    ):
+        load(tmp_path, SYMBOLS, text, tokenizer="symbols:12", options=options)
 
 
 def test_documents_of_another_length_than_their_options_say_are_refused(tmp_path):
