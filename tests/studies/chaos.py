@@ -3,7 +3,7 @@
     python -m tests.studies chaos --kills 100 --seed 0
 
 Rounds alternate between a Ray cluster of two nodes (``submit --address``) and the cluster that
-``submit`` starts itself. Each round is a sweep in its own store. Drivers, workers, raylets and
+``submit`` starts itself. Each round is a sweep in its own store. Drivers, workers, raylets, a GCS and
 whole nodes get SIGKILL, in a seeded order at random moments. A killed driver is followed by another
 ``submit``, and a killed node is replaced. At the end of a round, every trial must have ended
 exactly once, its numbers and weights must equal those of an undisturbed sweep bitwise, MLflow must
@@ -61,7 +61,7 @@ OWN_FORM = Path(__file__).parents[2] / "docs" / "extend" / "half_values.py"
 
 KINDS = {
     "two nodes": ("driver", "worker", "raylet", "node"),
-    "own cluster": ("driver", "worker", "driver", "raylet"),
+    "own cluster": ("driver", "worker", "driver", "raylet", "gcs_server"),
 }
 LONGEST_PAUSE = 2.5
 """Most seconds between a trial being seen to run and the next kill."""
@@ -169,7 +169,7 @@ class Round:
             return self.chance.sample(found, 1) if (found := trial_workers()) else []
         if self.cluster is not None:
             return self.cluster.raylet() if kind == "raylet" else self.cluster.second_node()
-        return [one for one in family(self.driver.pid) if one.name() == "raylet"]
+        return [one for one in family(self.driver.pid) if one.name() == kind]
 
     def wait_for(self, condition: Callable[[], bool]) -> None:
         """Wait until the condition holds or the driver has ended."""

@@ -57,7 +57,8 @@ class RayExecutor:
 
     A process reaches its cluster through a raylet. If this process's own raylet dies, a local
     cluster is started again, and a named one is connected to again. The tasks that ran have died
-    with it, and the driver starts them again as after any other death.
+    with it, and the driver starts them again as after any other death. A local cluster is also
+    started again if its GCS dies, before Ray ends this process for that.
 
     Args:
         run: Runs one task; sent to the workers once.
@@ -127,12 +128,8 @@ class RayExecutor:
         if ready:
             ready, _ = ray.wait(pending, num_returns=len(pending), timeout=0)
         ended = [self._collect(reference) for reference in ready]
-        if self._raylet and any(isinstance(task.error, WorkerKilled) for task in ended):
-            try:
-                with socket.socket(socket.AF_UNIX) as probe:
-                    probe.connect(self._raylet)
-            except (ConnectionRefusedError, FileNotFoundError):  # this process's own is dead
-                ended += self._reconnect()
+        if not all(map(_listens, self._daemons)):
+            ended += self._reconnect()
         return ended
 
     def run_on_all_machines(self, function: Callable[[str], Any], argument: str) -> dict[str, Any]:
@@ -167,7 +164,7 @@ class RayExecutor:
         quiet: dict[str, Any] = {"logging_level": logging.ERROR, "log_to_driver": False}
         if self._address is not None:
             _await_listener(self._address)
-            self._raylet = _raylet_socket(ray.init(address=self._address, **quiet))
+            self._daemons = _find_daemons(ray.init(address=self._address, **quiet))[:1]
             return
         # Ray would keep the token of a cluster in HOME, which may not be writable, and announce it
         os.environ.setdefault("RAY_AUTH_TOKEN", _TOKEN)
@@ -191,7 +188,7 @@ class RayExecutor:
                     raise
                 self._disconnect()
             else:
-                self._raylet = _raylet_socket(context)
+                self._daemons = _find_daemons(context)
                 return
 
     def _disconnect(self) -> None:
@@ -259,11 +256,12 @@ def _await_listener(address: str) -> None:
     Raises:
         OSError: The host is not known, or nothing listens in time.
     """
-    host, _, port = address.removeprefix("ray://").rpartition(":")
+    host_port = address.removeprefix("ray://")
+    host, _, port = host_port.rpartition(":")
     ends, waits = time.monotonic() + LISTENER_SECONDS, False
     while host and port.isdigit():
         try:
-            socket.create_connection((host.strip("[]"), int(port)), timeout=5).close()
+            _touch(host_port, seconds=5)
             return
         except socket.gaierror:
             raise
@@ -278,9 +276,29 @@ def _await_listener(address: str) -> None:
         time.sleep(0.5)
 
 
-def _raylet_socket(context: Any) -> str:
-    """Return the socket of this process's raylet; empty for a client (``ray://``)."""
-    return str(getattr(context, "address_info", {}).get("raylet_socket_name") or "")
+def _find_daemons(context: Any) -> list[str]:
+    """Return where this process's raylet and its cluster's GCS listen; nothing for a client."""
+    addresses = getattr(context, "address_info", {})
+    return [addresses[name] for name in ("raylet_socket_name", "gcs_address") if name in addresses]
+
+
+def _listens(address: str) -> bool:
+    """Return whether a process listens at a path or at ``HOST:PORT``."""
+    try:
+        if address.startswith("/"):
+            with socket.socket(socket.AF_UNIX) as probe:
+                probe.connect(address)
+        else:
+            _touch(address, seconds=1)
+    except OSError as error:  # another kind is that of a busy process
+        return not isinstance(error, ConnectionRefusedError | FileNotFoundError)
+    return True
+
+
+def _touch(address: str, seconds: float) -> None:
+    """Connect to ``HOST:PORT`` and close the connection."""
+    host, _, port = address.rpartition(":")
+    socket.create_connection((host.strip("[]"), int(port)), timeout=seconds).close()
 
 
 def _list_alive_nodes() -> list[dict[str, Any]]:
