@@ -17,6 +17,7 @@ from kvlab.cache import KVCache
 from kvlab.cache.formats import QuantizerFormat
 from kvlab.layout import KVLayout
 from kvlab.model.attention import Attention, SeparateKV, TokenMixer
+from kvlab.model.decode_attention import Keys
 from kvlab.model.generate import EagerDecoder, StaticDecoder
 from kvlab.model.gpt import GPT, check_parameter_count
 from kvlab.model.rope import RopeTable
@@ -118,6 +119,8 @@ def check_shapes(config: ModelConfig, _serving: ServingConfig) -> float:
             _require_shapes(mixer.kv, "store", layer.kv_form.parts, stored)
             attended = (ROWS, layer.n_head, TOKENS, layer.head_dim)
             _require_shapes(mixer.kv, "attend", (), [attended])
+            if layer.kv_form.stores_keys:
+                _require_stored_keys(mixer.kv)
     logits = model(draw_tokens())
     if not logits.isfinite().all():
         raise Broken(
@@ -126,6 +129,22 @@ def check_shapes(config: ModelConfig, _serving: ServingConfig) -> float:
     if not torch.equal(model(draw_tokens()), logits):
         raise Broken("two passes over one text differ; draw no random numbers, and keep no state")
     return 0.0
+
+
+def _require_stored_keys(view: SeparateKV) -> None:
+    """Let a view raise `Broken` if it attends to other keys than its first part."""
+    method = view.attend
+
+    def attend_checked(q: Tensor, parts: Any, rope: RopeTable | None, attend: Any) -> Tensor:
+        def compare(q: Tensor, k: Keys, v: Any) -> Any:
+            if not torch.equal(k.to_dense(q.dtype), parts[0]):
+                text = "attends to other keys than its first part, and its form says stores_keys"
+                raise Broken(f"{type(view).__name__} {text}; leave that out")
+            return attend(q, k, v)
+
+        return method(q, parts, rope, compare)
+
+    view.attend = attend_checked  # type: ignore[method-assign]
 
 
 def _require_shapes(

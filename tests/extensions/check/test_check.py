@@ -180,6 +180,16 @@ def test_what_no_pass_may_do_is_the_only_thing_said(tmp_path, right, wrong, said
     assert (code, found["counterexample"].startswith(f"m.py:10: {said}")) == (1, True), out
 
 
+@pytest.mark.parametrize(
+    ("keys", "said"), [("Keys(k)", ""), ("Keys(2 * k)", "its first part, and")]
+)
+def test_a_form_attends_to_the_keys_that_it_says_it_stores(tmp_path, keys, said):
+    text = EXAMPLE.read_text().replace('"v")', '"v")\n    stores_keys = True', 1)
+    (tmp_path / "m.py").write_text(text.replace("Keys(k)", keys))
+    code, out, _ = run_kvlab("check", tmp_path / "m.py", "--cases", "2")
+    assert (code, said in out) == (int(bool(said)), True), out
+
+
 def test_what_a_file_prints_is_beside_the_json(tmp_path):
     text = EXAMPLE.read_text().replace(
         "        k, v = parts", "        print('here')\n        k, v = parts"
