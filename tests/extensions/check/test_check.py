@@ -199,6 +199,23 @@ def test_what_a_file_prints_is_beside_the_json(tmp_path):
     assert (code, len(json.loads(out)), "here\n" in err) == (0, len(CHECKS), True)
 
 
+def test_nan_of_a_mixer_is_not_laid_to_the_attention_beside_it(tmp_path):
+    text = EXAMPLE.with_stem("decayed_sum").read_text()
+    (tmp_path / "m.py").write_text(text.replace("y = weights @ values", "y = torch.nan * values"))
+    _, out, _ = run_kvlab("check", tmp_path / "m.py", "--cases", "8", "--json")
+    (found,) = json.loads(out)
+    assert found["counterexample"].startswith("m.py:10: logits are not finite")
+
+
+@needs("eviction")
+def test_a_policy_that_counts_its_calls_is_refused(tmp_path):
+    text = EXAMPLE.with_stem("last_attention").read_text()
+    counted = "self.n = getattr(self, 'n', 0) + 1\n        return scores + self.n * "
+    (tmp_path / "m.py").write_text(text.replace("return ", counted))
+    code, out, _ = run_kvlab("check", tmp_path / "m.py", "--cases", "12")
+    assert (code, "m.py:9: two passes over one text differ" in out) == (1, True), out
+
+
 def test_products_are_checked_before_a_plan_takes_them(tmp_path):
     text = EXAMPLE.with_stem("decayed_sum").read_text()
     (tmp_path / "m.py").write_text(text.replace("return layer.out_width * tokens", "return 0.5"))
