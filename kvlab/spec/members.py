@@ -4,8 +4,9 @@ kvlab's own stand in a table by name. Those of a file are objects, in a spec too
 file may be at work in one process.
 """
 
+import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, nullcontext, redirect_stdout
 from contextvars import ContextVar
 from functools import partialmethod
 from pkgutil import resolve_name
@@ -156,8 +157,9 @@ def check_returns(own: type[Member]) -> None:
 
 
 def _call(member: Member, method: Callable[..., Any], name: str, rule: Rule, *given: Any) -> Any:
-    value = method(member, *given)
-    value = list(value) if isinstance(value, Iterator) else value
+    with redirect_stdout(sys.stderr):  # standard output may be JSON
+        value = method(member, *given)
+        value = list(value) if isinstance(value, Iterator) else value
     if not rule[0](member, value):
         raise MemberError(member, f"returns {value!r} from {name}; return {rule[1]}")
     return value
