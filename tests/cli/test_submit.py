@@ -80,17 +80,20 @@ def test_the_last_lines_are_the_answer_and_the_path_of_the_report(folder, submit
     assert "<html" in (folder / "reports" / "s" / "report.html").read_text()
 
 
-def test_a_report_of_a_file_that_has_changed_says_so(folder, store):
+@pytest.mark.parametrize(
+    ("file", "more"), [("s.yaml", "decide: {margin: 0.5}\n"), ("e.yaml", "# more\n")]
+)
+def test_a_report_of_a_file_that_has_changed_says_so(folder, store, file, more):
     words = ("report", "s.yaml", "--store", str(store.path), "--reports", "again")
     assert run_kvlab(*words)[::2] == (0, "")
-    text = (folder / "s.yaml").read_text()
-    (folder / "s.yaml").write_text(f"{text}decide: {{margin: 0.5}}\n")
+    text = (folder / file).read_text()
+    (folder / file).write_text(f"{text}{more}")
     try:
         code, _, error = run_kvlab(*words)
     finally:
-        (folder / "s.yaml").write_text(text)
+        (folder / file).write_text(text)
     assert (code, error.count("\n")) == (0, 1)
-    assert error.startswith("s.yaml has changed since it was submitted")
+    assert error.startswith(f"{file} has changed since it was submitted")
 
 
 @pytest.mark.parametrize(

@@ -19,6 +19,8 @@ from kvlab.report.sections import (
     choose_sections,
     explain_unknown_section,
 )
+from kvlab.spec import load_sweep
+from kvlab.spec.sweep import SweepSource
 from kvlab.store.verification import check_record
 
 
@@ -84,8 +86,15 @@ def _write_report(
         if options.strict:
             check_record(store, name)
         study = Study.load(store, name, sections)
-        file = Path(options.sweep)
-        if options.sweep != name and file.read_text(encoding="utf-8") != study.sweep.get("yaml"):
-            text = "has changed since it was submitted, and the report is of what was submitted"
-            print(f"{file} {text}; submit it again to report the change", file=sys.stderr)
+        if options.sweep != name:
+            _report_changes(load_sweep(Path(options.sweep)).source, study)
         return write_study_report(store, study, Path(options.reports)), answer_text(study)
+
+
+def _report_changes(source: SweepSource, study: Study) -> None:
+    """Say which files are not those that were submitted."""
+    submitted = {"yaml": source.document, "experiment_yaml": source.base_document}
+    for key, document in submitted.items():
+        if document.text != study.sweep.get(key):
+            text = "has changed since it was submitted, and the report is of what was submitted"
+            print(f"{document.file} {text}; submit again to report the change", file=sys.stderr)
