@@ -132,6 +132,21 @@ def test_texts_of_two_tokenizers_have_the_overlap_of_their_own_lengths(tmp_path)
     }  # fmt: skip
 
 
+@pytest.mark.parametrize(
+    ("tokenizer", "judged"), [("bytes", "one-shot loss"), ("gpt2:512", "one-shot bits/byte")]
+)
+def test_one_loss_is_judged_and_once(tmp_path, tokenizer, judged):
+    def change(found, levels, _seed):
+        data = found["experiment"]["data"]
+        data["tokenizer"] = "bytes" if levels["text"] == "bytes" else tokenizer
+
+    store = Record(factors={"text": ("bytes", "other")}, change=change).write(tmp_path / "store")
+    folder = write_report(store, "made", tmp_path, ["effects"])
+    with (folder / "tables" / "effects-other.csv").open() as file:
+        names = {row[0] for row in csv.reader(file)}
+    assert names & {"one-shot loss", "one-shot bits/byte"} == {judged}
+
+
 def test_times_without_bytes_are_a_table_without_a_figure(tmp_path):
     def measure(result, levels, _seed):
         for metric in ("tpot_ms_p50", "kv_bytes_read"):

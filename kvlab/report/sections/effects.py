@@ -251,11 +251,13 @@ def judge_other_metrics(study: Study) -> list[Effect]:
     derived = [  # a paired loss is a one-shot loss once more, of the served text alone
         m for m, metric in METRICS.items() if metric.derive and not m.endswith("_paired")
     ]
+    # of one tokenizer the loss in another unit, and of several a loss of different tokens
+    left_out = "bits_per_byte" if len(study.tokenizers) <= 1 else "loss"
     others = [m for m in study.measured_metrics if m.startswith(BEGINNINGS["compared"])]
     metrics = [
         m
         for m in (*OTHER_METRICS, *(m for m in others if METRICS[m].better != "neither"), *derived)
-        if m != study.primary_metric
+        if m not in (study.primary_metric, left_out)
         and not study.is_disturbed(m)
         and any(row.measurements.get(m) for row in study.done_rows)  # zero everywhere: no row
     ]
