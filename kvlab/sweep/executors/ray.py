@@ -164,7 +164,8 @@ class RayExecutor:
         quiet: dict[str, Any] = {"logging_level": logging.ERROR, "log_to_driver": False}
         if self._address is not None:
             _await_listener(self._address)
-            self._daemons = _find_daemons(ray.init(address=self._address, **quiet))[:1]
+            context = ray.init(address=self._address, **quiet)
+            self._daemons = _find_addresses(context, "raylet_socket_name")
             return
         # Ray would keep the token of a cluster in HOME, which may not be writable, and announce it
         os.environ.setdefault("RAY_AUTH_TOKEN", _TOKEN)
@@ -188,7 +189,7 @@ class RayExecutor:
                     raise
                 self._disconnect()
             else:
-                self._daemons = _find_daemons(context)
+                self._daemons = _find_addresses(context, "raylet_socket_name", "gcs_address")
                 return
 
     def _disconnect(self) -> None:
@@ -276,10 +277,10 @@ def _await_listener(address: str) -> None:
         time.sleep(0.5)
 
 
-def _find_daemons(context: Any) -> list[str]:
-    """Return where this process's raylet and its cluster's GCS listen; nothing for a client."""
+def _find_addresses(context: Any, *names: str) -> list[str]:
+    """Return where parts of a cluster listen; nothing for a client (``ray://``)."""
     addresses = getattr(context, "address_info", {})
-    return [addresses[name] for name in ("raylet_socket_name", "gcs_address") if name in addresses]
+    return [addresses[name] for name in names if name in addresses]
 
 
 def _listens(address: str) -> bool:
