@@ -66,10 +66,8 @@ class UserDocuments(TextSource):
                     rule = f"yields {format_value(text)}, which is no str; yield text"
                     raise self._refuse("documents", rule, line=frame and frame.f_lineno)
                 if symbols and len(text) + 1 != symbols.document_tokens:
-                    rule = f"yields {len(text)} symbols, and document_tokens is"
-                    rule += (
-                        f" {symbols.document_tokens}, one more for the end of text; make them agree"
-                    )
+                    rule = f"yields {len(text)} symbols, {len(text) + 1} tokens with the end of"
+                    rule += f" text, and document_tokens is {symbols.document_tokens}; correct one"
                     raise self._refuse("documents", rule)
                 is_empty = is_empty and not text.strip()
                 yield text

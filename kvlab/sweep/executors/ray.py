@@ -208,7 +208,7 @@ class RayExecutor:
             ClusterLost: The cluster is unavailable.
         """
         self._disconnect()
-        death = WorkerKilled("its cluster died (LocalRayletDiedError)")
+        death = WorkerKilled("its cluster died")
         lost = [EndedTask(task.id, error=death) for task in self._running.values()]
         self._running.clear()
         try:

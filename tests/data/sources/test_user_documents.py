@@ -236,6 +236,6 @@ def test_documents_of_another_length_than_their_options_say_are_refused(tmp_path
     text = write_symbol_source(document_tokens=8)
     data = load(tmp_path, SYMBOLS, text, tokenizer="symbols:12")
     with pytest.raises(
-        DataError, match=r"mine.py:\d+: documents: yields 3 symbols, and docum.* is 8,"
+        DataError, match=r"mine.py:\d+: documents: yields 3 symbols, 4 tokens .*, and .* is 8;"
     ):
         prepare_dataset(data, workers=1)
