@@ -47,9 +47,9 @@ class Member:
         return f"{type(self).__name__}()"
 
     @property
-    def checked_serving(self) -> dict[str, Any]:
-        """A `serving` that has it, to check it; empty for members of models."""
-        return {}
+    def checked_servings(self) -> tuple[dict[str, Any], ...]:
+        """Each a `serving` that has it, to check it; an empty one for members of models."""
+        return ({},)
 
     def watch(self) -> AbstractContextManager[None]:
         """Return a context in which what is called of it raises AssertionError for a mistake that

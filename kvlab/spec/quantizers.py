@@ -38,8 +38,8 @@ class Quantizer(Member, ABC):
     }
 
     @property
-    def checked_serving(self) -> dict[str, Any]:
-        return {"kv_dtype": self}
+    def checked_servings(self) -> tuple[dict[str, Any], ...]:
+        return ({"kv_dtype": self},)
 
     @abstractmethod
     def stored(self, size: int) -> tuple[tuple[int, str], ...]:

@@ -41,7 +41,7 @@ class ReferenceModel:
     received: dict[tuple[int, int], dict[int, float]] = field(default_factory=dict)
     """By layer and K/V head: the attention that each kept token has received."""
     votes: dict[tuple[int, int], Array] = field(default_factory=dict)
-    """The same: the attention that tokens of a prompt have received from its last ones."""
+    """The same: the scores that tokens of a prompt have from its last ones."""
 
     def logits(self, tokens: list[int]) -> Array:
         """Run one pass over the next tokens; return (tokens, vocabulary)."""
@@ -109,8 +109,9 @@ class ReferenceModel:
                 if (layer, group) in self.received:
                     for token, share in zip(seen, probabilities, strict=True):
                         self.received[layer, group][token] += share
-                elif self.evict is not None and self.evict.by == "snapkv" and window is None:
-                    self.vote(layer, group, position, dict(zip(seen, probabilities, strict=True)))
+                elif self.evict is not None and self.evict.prompt and window is None:
+                    shares = dict(zip(seen, probabilities, strict=True))
+                    self.vote(layer, group, position, shares, head % queries == 0)
         if c.kv == "rotated_tied":
             out = self.rotate_back(layer, out, positions)
         bias = self.weights.get(name + "proj.bias", 0.0)
@@ -172,7 +173,7 @@ class ReferenceModel:
         if self.evict.by == "recency":
             sinks = 4 if self.evict.sinks is None else self.evict.sinks
             return [t for t in newest if t < sinks or position - t < keep - sinks]
-        if self.evict.by == "snapkv":
+        if self.evict.prompt:
             dropped = self.keep_prompt(layer, group) if position >= self.evict.prompt else []
             return [t for t in newest if t not in dropped]
         received = self.received.setdefault((layer, group), {})
@@ -186,10 +187,14 @@ class ReferenceModel:
             received.update(dict.fromkeys(received, 0.0) if is_new else {})
         return sorted(received)
 
-    def vote(self, layer: int, group: int, position: int, shares: dict[int, float]) -> None:
+    def vote(
+        self, layer: int, group: int, position: int, shares: dict[int, float], is_first: bool
+    ) -> None:
         """Add what a query of the prompt's last tokens gives to each token of the prompt."""
         if self.evict.prompt - (self.evict.recent or 32) <= position < self.evict.prompt:
             votes = self.votes.setdefault((layer, group), np.zeros(self.evict.prompt))
+            if is_first and str(self.evict.by) == "last_attention":
+                votes[:] = 0.0
             for token, share in shares.items():
                 votes[token] += share
 
@@ -198,7 +203,8 @@ class ReferenceModel:
         rule = self.evict
         if rule.keep >= rule.prompt:
             return []
-        recent, reach = rule.recent or 32, (rule.pool or 7) // 2
+        recent = rule.recent or 32
+        reach = (rule.pool or (7 if rule.by == "snapkv" else 1)) // 2
         older = range(rule.prompt - recent)
         votes = self.votes[layer, group][: len(older)]
         near = {t: max(votes[max(0, t - reach) : t + reach + 1]) for t in older}

@@ -67,7 +67,7 @@ def draw_case(draw: random.Random, member: Member) -> tuple[dict[str, Any], dict
     elif draw.random() < 0.4:
         model["kv_sharing"] = "adjacent:2"
     serving = draw.choice([{}, {}, {"kv_dtype": "int8"}, {"tie": "adjacent:2"}, *more])
-    own = dict(member.checked_serving)
+    own = draw.choice(member.checked_servings)
     if isinstance(member, Quantizer) and draw.random() < 0.3:
         own = {"kv_dtype": draw.choice(({"k": member, "v": "int8"}, {"k": "int8", "v": member}))}
     return model, {**serving, **own}
@@ -409,7 +409,7 @@ def list_checks(member: Member) -> dict[str, Check]:
     """Return what a member of a kind must do."""
     if isinstance(member, Quantizer):
         return {"each vector is stored by itself": check_vectors, **SERVED_CHECKS}
-    if member.checked_serving:
+    if any(member.checked_servings):
         return {"calls return and change what they may": check_calls, **SERVED_CHECKS}
     return CHECKS
 

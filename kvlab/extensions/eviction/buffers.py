@@ -4,9 +4,9 @@
   attended most (H2O, arXiv 2306.14048), for each K/V head by itself. A token is dropped as soon as
   a newer one needs its place. So a query sees at most ``keep`` tokens, itself included, also in a
   pass over many.
-- Of the prompt: its last tokens, and those to which these attend most, for each K/V head by itself
-  (SnapKV, arXiv 2404.14469). What follows the prompt is kept. A prompt is reduced once its last
-  token is stored, wherever passes begin.
+- Of the prompt: its last tokens, and those that these rank highest by a policy, such as by how much
+  they attend to them (SnapKV, arXiv 2404.14469), for each K/V head by itself. What follows the
+  prompt is kept. A prompt is reduced once its last token is stored, wherever passes begin.
 
 So what is kept never depends on how a text is split into passes. Keys keep the rotation of their
 own position in the text. Eviction by recency is a ring with sinks (`RecencySlot`).
@@ -84,7 +84,7 @@ class PromptBuffer(KVBuffer):
 
     Attributes:
         prompt: tokens that are reduced.
-        votes: (B, H, prompt - recent) of float32: the attention that its tokens received.
+        scores: (B, H, prompt - recent) of float32: by the policy, of its tokens.
     """
 
     has_fixed_shapes = False
@@ -99,13 +99,14 @@ class PromptBuffer(KVBuffer):
     ):
         super().__init__(plan, batch_size, context, dtype, device)
         self.plan, self.rule, self.prompt = plan, plan.rule, plan.prompt
+        self.policy = plan.rule.policy or HeavyHitters()
         self.sinks, self.ring = self.rule.sinks, max(1, self.size - self.rule.sinks)
-        shape = (batch_size, plan.layer.stored[0].count, plan.voted_tokens)
-        self.votes = torch.zeros(shape, dtype=torch.float32, device=device)
+        shape = (batch_size, plan.layer.stored[0].count, plan.ranked_tokens)
+        self.scores = torch.zeros(shape, dtype=torch.float32, device=device)
 
     @property
     def tensors(self) -> tuple[Tensor, ...]:
-        return (*super().tensors, self.votes)
+        return (*super().tensors, self.scores)
 
     def begin_pass(self, rows: PassRows) -> SlotPass:
         return PromptPass(self, rows)
@@ -127,13 +128,13 @@ class PromptBuffer(KVBuffer):
 
     def list_snapshot(self, length: int) -> list[EntryRange]:
         ranges = [(super().tensors, [slice(0, self.plan.count_held(length))])]
-        if self.plan.is_voting(length):
-            ranges.append(((self.votes,), [slice(0, self.votes.shape[2])]))
+        if self.plan.is_ranking(length):
+            ranges.append(((self.scores,), [slice(0, self.scores.shape[2])]))
         return ranges
 
     def map_rows(self, select: Callable[[Tensor], Tensor]) -> Self:
         rows = super().map_rows(select)
-        rows.votes = select(self.votes)
+        rows.scores = select(self.scores)
         return rows
 
 
@@ -180,6 +181,43 @@ class ReducingPass(SlotPass):
     def key_positions(self) -> Tensor:
         return self.positions
 
+    def _rank(
+        self,
+        scores: Tensor,
+        token: int,
+        queries: Tensor,
+        logits: Tensor,
+        is_kept: Tensor,
+        counts: Tensor,
+        sink: Tensor | None,
+    ) -> Tensor:
+        """Return the scores (B, H, N) after a token of this pass has attended to what is kept.
+
+        Args:
+            scores: those before, which stay in rows where the token does not count.
+            queries: of the token (B, H, G, D).
+            logits: its scaled products with keys (B, H, G, N).
+            is_kept: (B, H, N), of bool.
+            counts: (B,), of bool.
+        """
+        heads, policy = logits.shape[1], self._buffer.policy
+        seen = logits.masked_fill(~is_kept[:, :, None], -math.inf)
+        step = RankingStep(
+            softmax_with_sink(seen, None if sink is None else sink.view(heads, -1)),
+            queries,
+            self.parts[0],
+            self.parts[1],
+            self.positions.view(len(scores), -1, scores.shape[2]).expand_as(scores),
+            self._queries[:, token, None, None],
+            is_kept,
+        )
+        ranked = policy.rank(scores.clone(), step)
+        if not isinstance(ranked, Tensor) or ranked.shape != scores.shape:
+            is_tensor = isinstance(ranked, Tensor)
+            found = tuple(ranked.shape) if is_tensor else type(ranked).__name__
+            raise MemberError(policy, f"returns {found} from rank; return {tuple(scores.shape)}")
+        return torch.where(counts[:, None, None], ranked.float(), scores)
+
     def _store_kept(self, is_kept: Tensor) -> Tensor:
         """Store in the first entries what is kept, in the order of tokens; return that order."""
         buffer, past = self._buffer, is_kept.shape[-1] - self._rows.count
@@ -224,24 +262,8 @@ class RankedPass(ReducingPass):
             lowest = finite.masked_fill(~can_go, math.inf).argmin(-1, keepdim=True)
             stays = is_kept.sum(-1, keepdim=True) <= buffer.size
             is_kept.scatter_(-1, lowest, is_kept.gather(-1, lowest) & stays)
-            seen = logits[:, :, :, i].masked_fill(~is_kept[:, :, None], -math.inf)
-            by_head = None if sink is None else sink.view(heads, -1)
-            step = RankingStep(
-                softmax_with_sink(seen, by_head),
-                grouped[:, :, :, i],
-                self.parts[0],
-                self.parts[1],
-                positions,
-                self._queries[:, i, None, None],
-                is_kept,
-            )
-            ranked = buffer.policy.rank(scores.clone(), step)
-            if not isinstance(ranked, Tensor) or ranked.shape != scores.shape:
-                is_tensor = isinstance(ranked, Tensor)
-                found = tuple(ranked.shape) if is_tensor else type(ranked).__name__
-                text = f"returns {found} from rank; return {tuple(scores.shape)}"
-                raise MemberError(buffer.policy, text)
-            scores = torch.where(is_real[..., None], ranked.float(), scores)
+            token = grouped[:, :, :, i], logits[:, :, :, i]
+            scores = self._rank(scores, i, *token, is_kept, is_real[:, 0], sink)
             visible.append(is_kept.clone())
         mask = see_something(torch.stack(visible, 2))
         # one mask for each query head, but of a decoded token
@@ -257,10 +279,10 @@ class RankedPass(ReducingPass):
 
 
 class PromptPass(ReducingPass):
-    """Lets the prompt's last queries vote, and drops its other tokens where it ends."""
+    """Lets the prompt's last queries rank its other tokens, and drops some where it ends."""
 
     _buffer: PromptBuffer
-    _votes: Tensor | None = None
+    _scores: Tensor | None = None
 
     def _join_positions(self, used: int, current: Tensor) -> Tensor:
         past = self._buffer.stored_positions(self._rows.lengths)[:, :used]
@@ -271,25 +293,25 @@ class PromptPass(ReducingPass):
         keys, own = self.positions[:, None], self._queries[:, :, None]
         visible = see_something((keys >= 0) & (keys <= own))  # (B, C, N)
         self.mask = visible[:, None]
-        # the tokens of this pass that vote in some row, and the rows whose prompt ends in it
-        voting: set[int] = set()
+        # the tokens of this pass that rank others in some row, and the rows whose prompt ends in it
+        ranking: set[int] = set()
         ends, first = [], buffer.prompt - rule.recent
         for row, (length, added) in enumerate(zip(self._rows.past, self._rows.added, strict=True)):
-            voting |= {*range(max(0, first - length), min(added, buffer.prompt - length))}
+            ranking |= {*range(max(0, first - length), min(added, buffer.prompt - length))}
             if length < buffer.prompt <= length + added:
                 ends.append(row)
-        if not voting:
+        if not ranking:
             return
-        voters = sorted(voting)
-        self._votes = self._count_votes(queries[:, :, voters], sink, voters)
+        self._scores = self._rank_prompt(queries, sink, sorted(ranking))
         if not ends:
             return
         heads = queries.shape[1] // self.parts[0].shape[1]
-        assert rule.pool is not None, "votes are pooled"
-        votes = F.max_pool1d(self._votes, rule.pool, 1, rule.pool // 2)
-        votes[..., : rule.sinks] = math.inf
-        chosen = votes.sort(dim=-1, descending=True, stable=True).indices
-        is_chosen = torch.zeros_like(votes, dtype=torch.bool)
+        assert rule.pool is not None, "scores are pooled"
+        scores = self._scores.nan_to_num(nan=-math.inf)
+        scores = F.max_pool1d(scores, rule.pool, 1, rule.pool // 2)
+        scores[..., : rule.sinks] = math.inf
+        chosen = scores.sort(dim=-1, descending=True, stable=True).indices
+        is_chosen = torch.zeros_like(scores, dtype=torch.bool)
         is_chosen.scatter_(-1, chosen[..., : rule.keep - rule.recent], True)
         keys = keys.expand(-1, is_chosen.shape[1], -1)
         is_kept = is_chosen.gather(-1, keys.clamp(0, first - 1)) | (keys >= first)
@@ -301,27 +323,32 @@ class PromptPass(ReducingPass):
         self.mask = sees if self._rows.count == 1 else sees.repeat_interleave(heads, 1)
         self.is_kept = is_kept & (keys >= 0)
 
-    def _count_votes(self, queries: Tensor, sink: Tensor | None, voters: list[int]) -> Tensor:
-        """Return the votes (B, H, prompt - recent) of the prompt with those of ``voters``, tokens
-        of this pass that have ``queries``."""
-        buffer = self._buffer
-        heads, first = buffer.votes.shape[1:]
-        logits = _score(queries, self.parts[0])
-        logits = logits.masked_fill(~self.mask[:, :, None, voters], -math.inf).flatten(1, 2)
-        shares = softmax_with_sink(logits, sink)
-        shares = shares.view(len(shares), heads, -1, *shares.shape[2:]).sum(2)  # (B, H, C, N)
-        positions = self._queries[:, voters]
-        votes = self._rows.is_real[:, voters] & (positions >= first) & (positions < buffer.prompt)
-        received = (shares * votes[:, None, :, None]).sum(2).float()
-        token = self.positions[:, None].expand(-1, heads, -1)
-        received = received.masked_fill((token < 0) | (token >= first), 0.0)
-        has_votes = (self._rows.lengths > first)[:, None, None]
-        total = buffer.votes.masked_fill(~has_votes, 0.0)
-        return total.scatter_add(-1, token.clamp(0, first - 1), received)
+    def _rank_prompt(self, queries: Tensor, sink: Tensor | None, ranking: list[int]) -> Tensor:
+        """Return the scores (B, H, prompt - recent) of the prompt after the tokens ``ranking`` of
+        this pass."""
+        buffer, keys = self._buffer, self.parts[0]
+        heads, first = buffer.scores.shape[1:]
+        logits = _score(queries[:, :, ranking], keys)
+        grouped = queries.reshape(len(keys), heads, -1, *queries.shape[2:])
+        # of each key, its place among the scores that the buffer has
+        place = self.positions[:, None].expand(-1, heads, -1)
+        is_ranked = (place >= 0) & (place < first)
+        place = place.clamp(0, first - 1)
+        has_scores = is_ranked & (self._rows.lengths > first)[:, None, None]
+        scores = buffer.scores.gather(2, place).masked_fill(~has_scores, 0.0)
+        for i, token in enumerate(ranking):
+            position = self._queries[:, token]
+            counts = (position >= first) & (position < buffer.prompt)
+            counts &= self._rows.is_real[:, token]
+            visible = self.mask[:, :, token].expand(-1, heads, -1)
+            query = grouped[:, :, :, token], logits[:, :, :, i]
+            scores = self._rank(scores, token, *query, visible, counts, sink)
+            scores = scores.masked_fill(~is_ranked, 0.0)
+        return torch.zeros_like(buffer.scores).scatter_add(2, place, scores)
 
     def finish(self) -> None:
-        if self._votes is not None:
-            self._buffer.votes.copy_(self._votes)
+        if self._scores is not None:
+            self._buffer.scores.copy_(self._scores)
         if self.is_kept is not None:
             self._store_kept(self.is_kept)
         else:

@@ -20,8 +20,8 @@ DEFAULT_OBSERVERS, DEFAULT_POOL = 32, 7
 SCORE_BYTES = 8
 """Of a kept token and head under a policy: its score as a float32, and its position."""
 
-VOTE_BYTES = 4
-"""Of a token of the prompt and head under `snapkv`: the attention that it received, a float32."""
+PROMPT_SCORE_BYTES = 4
+"""Of a token of the prompt and head that its last tokens rank: its score, a float32."""
 
 
 @dataclass(frozen=True)
@@ -32,12 +32,12 @@ class EvictionRule:
         keep: tokens that are kept, the newest included; with ``prompt`` of the prompt alone.
         sinks: the first tokens of a text, which are never dropped.
         recent: the newest tokens, which are never dropped; with ``prompt`` its last ones, whose
-            queries vote for the others.
+            queries rank the others.
         is_scored: whether the others are ranked. Otherwise ``sinks + recent = keep``, and nothing
             else is kept.
         prompt: tokens of a text that are reduced to ``keep`` once all of them are stored. Later
             ones are kept. None: a token is dropped whenever a newer one needs its place.
-        pool: with ``prompt``, neighbours of which the largest vote counts; else None.
+        pool: with ``prompt``, neighbours of which the largest score counts; else None.
         policy: by which the others are ranked; None for what received most attention.
     """
 
@@ -53,7 +53,7 @@ class EvictionRule:
     def slot_score_bytes(self) -> int:
         """Bytes that a slot that drops tokens has for each K/V head beside its K and V."""
         if self.prompt is not None:
-            return VOTE_BYTES * (self.prompt - self.recent)
+            return PROMPT_SCORE_BYTES * (self.prompt - self.recent)
         return self.keep * SCORE_BYTES if self.is_scored else 0
 
     def identity(self) -> dict[str, int | bool | str]:
@@ -75,12 +75,13 @@ class EvictConfig(SpecModel):
     ``heavy_hitters`` keeps the newest ``recent`` tokens, and of the others those that received the
     most attention, for each K/V head by itself (H2O, arXiv 2306.14048). ``snapkv`` reduces the
     first ``prompt`` tokens to ``keep`` at their end, by the attention of the last ``recent`` of
-    them, and drops none of the later ones (SnapKV, arXiv 2404.14469). Keys keep the rotation of
-    their own position. The budget is ``keep`` tokens or ``bytes`` of one sequence.
+    them, and drops none of the later ones (SnapKV, arXiv 2404.14469). So does a policy of a user's
+    file that is given a ``prompt``, by its scores. Keys keep the rotation of their own position.
+    The budget is ``keep`` tokens or ``bytes`` of one sequence.
     """
 
     keep: PositiveInt | None = None
-    """Tokens that each global layer keeps, the newest included; by snapkv those of the prompt.
+    """Tokens that each global layer keeps, the newest included; with prompt those of the prompt.
     Unit: tokens. Example: 64"""
     bytes: PositiveInt | None = None
     """In place of keep: the most bytes that the cache of one sequence of block_size tokens may
@@ -94,17 +95,18 @@ class EvictConfig(SpecModel):
     """First tokens of a text that are always kept.
     Unit: tokens. Default: 4 by recency, else 0. Example: 8, keep: 64"""
     recent: PositiveInt | None = None
-    """Newest tokens that heavy_hitters and policies always keep; of snapkv the last tokens of the
-    prompt, which are kept and whose queries vote for the others.
-    Unit: tokens. Default: half of the tokens kept; 32 by snapkv. Example: 16, keep: 64, by:
+    """Newest tokens that heavy_hitters and policies always keep; with prompt its last tokens, which
+    are kept and whose queries rank the others.
+    Unit: tokens. Default: half of the tokens kept; 32 with prompt. Example: 16, keep: 64, by:
     heavy_hitters"""
     prompt: PositiveInt | None = None
-    """First tokens of a text that snapkv reduces to keep, once it has all of them.
+    """First tokens of a text that snapkv, or a policy, reduces to keep once it has all of them.
     Unit: tokens. Example: 256, keep: 64, by: snapkv"""
     pool: PositiveInt | None = None
-    """Neighbouring tokens of which snapkv takes the largest vote, so that it keeps what stands
-    beside a token that is attended to; an odd number.
-    Unit: tokens. Default: 7 by snapkv. Example: 5, keep: 64, by: snapkv, prompt: 256"""
+    """Neighbouring tokens of the prompt of which the largest score counts, so that what stands
+    beside a token that is attended to is kept too; an odd number.
+    Unit: tokens. Default: 7 by snapkv; with a policy 1. Example: 5, keep: 64, by: snapkv, prompt:
+    256"""
 
     def _find_problems(self) -> Problems:
         if (self.keep is None) == (self.bytes is None):
@@ -113,21 +115,22 @@ class EvictConfig(SpecModel):
         if self.recent is not None and self.by == "recency":
             text = "is read only by what ranks tokens, such as heavy_hitters"
             yield "recent", f"{text}; by recency all but sinks are the newest"
-        if self.by == "snapkv":
-            recent = self.recent or DEFAULT_OBSERVERS
-            if self.pool is not None and self.pool % 2 == 0:
-                text = "is even, so it has no token in its middle"
-                yield "pool", f"{text}; use {self.pool - 1} or {self.pool + 1}"
-            if self.prompt is None:
-                yield "prompt", "is missing; by snapkv it is the tokens that are reduced to keep"
-                return
-            if self.prompt <= recent:
-                text = f"has no token before its last {recent}, which vote"
-                yield "prompt", f"{text}; use more, or set recent"
-        else:
-            for name in ("prompt", "pool"):
-                if getattr(self, name) is not None:
-                    yield name, "is read only by: snapkv; leave it out"
+        if self.prompt is not None and self.by in ("recency", "heavy_hitters"):
+            hint = "use by: snapkv" if self.by == "heavy_hitters" else "leave it out"
+            yield "prompt", f"is read only by snapkv and policies of a file; {hint}"
+            return
+        if self.pool is not None and self.prompt is None:
+            yield "pool", "is read only with a prompt; leave it out, or set prompt"
+        elif self.pool is not None and self.pool % 2 == 0:
+            text = "is even, so it has no token in its middle"
+            yield "pool", f"{text}; use {self.pool - 1} or {self.pool + 1}"
+        if self.prompt is None and self.by == "snapkv":
+            yield "prompt", "is missing; by snapkv it is the tokens that are reduced to keep"
+            return
+        recent = self.recent or DEFAULT_OBSERVERS
+        if self.prompt is not None and self.prompt <= recent:
+            text = f"has no token before its last {recent}, which rank the others"
+            yield "prompt", f"{text}; use more, or set recent"
         if self.keep is not None:
             yield from self.find_budget_problems(self.keep)
 
@@ -144,12 +147,12 @@ class EvictConfig(SpecModel):
 
     def resolve(self, keep: int) -> EvictionRule:
         """Return the rule at a budget of ``keep`` tokens."""
-        if self.by == "snapkv":
-            observers, pool = self.recent or DEFAULT_OBSERVERS, self.pool or DEFAULT_POOL
-            return EvictionRule(keep, self.sinks or 0, observers, True, self.prompt, pool)
-        is_scored, policy = self.by != "recency", None
-        if isinstance(self.by, EvictionPolicy):
-            policy = self.by
+        is_scored = self.by != "recency"
+        policy = self.by if isinstance(self.by, EvictionPolicy) else None
+        if self.prompt is not None:
+            recent = self.recent or DEFAULT_OBSERVERS
+            pool = self.pool or (DEFAULT_POOL if policy is None else 1)
+            return EvictionRule(keep, self.sinks or 0, recent, True, self.prompt, pool, policy)
         default = 0 if is_scored else DEFAULT_SINKS
         sinks = default if self.sinks is None else self.sinks
         recent = (self.recent or max(1, keep // 2)) if is_scored else keep - sinks

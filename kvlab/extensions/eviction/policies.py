@@ -9,7 +9,7 @@ from kvlab.spec.members import Member
 
 
 class RankingStep(NamedTuple):
-    """What a policy may rank tokens by: the newest query of each row, and the tokens it sees.
+    """What a policy may rank tokens by: one query of each row, and the tokens it sees.
 
     Shapes: B rows, H K/V heads, G query heads of each, N tokens, D width of a head. Tokens that are
     not there or not kept are among the N. How many there are depends on how a text is split into
@@ -39,14 +39,17 @@ class EvictionPolicy(Member, ABC):
     """Which token is dropped when a newer one needs its place: the one of the lowest score.
 
     Each K/V head drops tokens by itself. The first ``sinks`` and the newest ``recent`` tokens stay
-    whatever their score is; of equal scores the oldest goes.
+    whatever their score is; of equal scores the oldest goes. With ``serving.evict.prompt`` nothing
+    is dropped before a prompt ends. Its last ``recent`` tokens rank the others, then those of the
+    lowest scores go at once, of equal ones the newest; later tokens stay.
     """
 
     own_names = ("recency", "heavy_hitters", "snapkv")
 
     @property
-    def checked_serving(self) -> dict[str, Any]:
-        return {"evict": {"keep": 9, "by": self, "sinks": 1, "recent": 2}}
+    def checked_servings(self) -> tuple[dict[str, Any], ...]:
+        kept = {"keep": 9, "by": self, "sinks": 1, "recent": 2}
+        return {"evict": kept}, {"evict": {**kept, "prompt": 13, "pool": 3}}
 
     @contextmanager
     def watch(self) -> Iterator[None]:
@@ -75,7 +78,7 @@ class EvictionPolicy(Member, ABC):
 
         Args:
             scores: (B, H, N) of float32, as the step before has returned them; 0 of the newest
-                token. They may be overwritten.
+                token, and of the last ``recent`` ones of a prompt. They may be overwritten.
         """
 
 

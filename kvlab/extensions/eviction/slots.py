@@ -4,7 +4,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from kvlab.extensions.eviction.config import SCORE_BYTES, VOTE_BYTES, EvictFields, EvictionRule
+from kvlab.extensions.eviction.config import (
+    PROMPT_SCORE_BYTES,
+    SCORE_BYTES,
+    EvictFields,
+    EvictionRule,
+)
 from kvlab.layout import KVLayout
 from kvlab.layout.slot_plan import Term, TokenSlot
 from kvlab.spec.dtypes import MODEL_DTYPE
@@ -117,8 +122,8 @@ class RankedSlot(EvictingSlot):
 
 @dataclass(frozen=True, kw_only=True)
 class PromptSlot(EvictingSlot):
-    """A prompt is reduced at its end, by the attention of its last queries, for each K/V head by
-    itself. Later tokens all stay (SnapKV, arXiv 2404.14469)."""
+    """A prompt is reduced at its end, by the scores that its last queries give the others, for each
+    K/V head by itself. Later tokens all stay (SnapKV, arXiv 2404.14469)."""
 
     buffer: ClassVar[str] = "kvlab.extensions.eviction.buffers:PromptBuffer"
 
@@ -129,13 +134,13 @@ class PromptSlot(EvictingSlot):
         return self.rule.prompt
 
     @property
-    def voted_tokens(self) -> int:
-        """Tokens of the prompt that its last ones vote for."""
+    def ranked_tokens(self) -> int:
+        """Tokens of the prompt that its last ones rank."""
         return self.prompt - self.rule.recent
 
     @property
-    def vote_bytes(self) -> int:
-        return self.layer.stored[0].count * self.voted_tokens * VOTE_BYTES
+    def score_bytes(self) -> int:
+        return self.layer.stored[0].count * self.ranked_tokens * PROMPT_SCORE_BYTES
 
     def drops(self, context: int) -> bool:
         return self.rule.keep < self.prompt < context
@@ -143,9 +148,9 @@ class PromptSlot(EvictingSlot):
     def count_held(self, tokens: int) -> int:
         return tokens if tokens < self.prompt else self.rule.keep + tokens - self.prompt
 
-    def is_voting(self, tokens: int) -> bool:
-        """Return whether some votes of the prompt are in, but not all."""
-        return self.voted_tokens < tokens < self.prompt
+    def is_ranking(self, tokens: int) -> bool:
+        """Return whether some of its last tokens have ranked the others, but not all."""
+        return self.ranked_tokens < tokens < self.prompt
 
     def count_entries(self, context: int) -> int:
         """Return the most tokens that are held on the way to ``context``: the prompt as a whole."""
@@ -160,24 +165,26 @@ class PromptSlot(EvictingSlot):
         return self.token_bytes(dtype)
 
     def stored_bytes(self, context: int, dtype: str) -> int:
-        votes = self.vote_bytes if self.drops(context) else 0
-        return super().stored_bytes(context, dtype) + votes
+        scores = self.score_bytes if self.drops(context) else 0
+        return super().stored_bytes(context, dtype) + scores
 
     def read_bytes(self, context: int, dtype: str) -> int:
-        """Return the bytes of the tokens: nobody reads the votes once the prompt is reduced."""
+        """Return the bytes of the tokens: nobody reads the scores once the prompt is reduced."""
         return self.count_seen(context) * self.token_bytes(dtype)
 
     def snapshot_bytes(self, length: int, context: int, dtype: str) -> int:
         if not self.drops(context):
             return 0
-        votes = self.vote_bytes if self.is_voting(length) else 0
-        return self.count_held(length) * self.token_bytes(dtype) + votes
+        scores = self.score_bytes if self.is_ranking(length) else 0
+        return self.count_held(length) * self.token_bytes(dtype) + scores
 
     def formula(self, slots: str, context: int, dtype: str) -> list[Term]:
         terms = super().formula(slots, context, dtype)
         if self.drops(context):
             heads = f"{slots} x {self.layer.stored[0].count} heads"
-            terms.append((heads, f"{self.voted_tokens} tokens x {VOTE_BYTES} bytes of votes"))
+            terms.append(
+                (heads, f"{self.ranked_tokens} tokens x {PROMPT_SCORE_BYTES} bytes of scores")
+            )
         return terms
 
 

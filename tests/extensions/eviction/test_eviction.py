@@ -70,7 +70,7 @@ def test_a_budget_for_the_whole_context_changes_no_bit(evict):
     assert len(bytes_held) == 1
 
 
-@pytest.mark.parametrize("length", [18, 22, 30])  # before votes, among them, after the prompt
+@pytest.mark.parametrize("length", [18, 22, 30])  # before the scores, among them, after the prompt
 def test_a_prefix_of_a_prompt_goes_on_as_it_would_have(length):
     cache, other = (MODEL.new_cache(1, COUNT, ServingConfig(evict=PROMPT)) for _ in range(2))
     with torch.inference_mode():
@@ -94,7 +94,7 @@ def test_a_budget_of_bytes_holds_the_tokens_after_a_prompt():
     config = ModelConfig(**SHAPE, attention_pattern="GLL", window=6)
     evict = {"by": "snapkv", "prompt": 40, "recent": 8, "bytes": 8000}
     layout = KVLayout.of(config, ServingConfig(evict=evict))
-    # 128 bytes a token: two rings of 6, 4 bytes a vote of 32 tokens and 2 heads; 24 tokens follow
+    # 128 bytes a token: two rings of 6, 4 bytes a score of 32 tokens and 2 heads; 24 tokens follow
     assert layout.plans[0].rule.keep == (8000 - 2 * 6 * 128 - 2 * 32 * 4) // 128 - 24
     assert layout.stored_bytes(1, 64) == 2 * 6 * 128 + 2 * 32 * 4 + (24 + 24) * 128 <= 8000
     assert layout.read_bytes(1, 64) == 2 * 6 * 128 + (24 + 24) * 128
@@ -102,7 +102,7 @@ def test_a_budget_of_bytes_holds_the_tokens_after_a_prompt():
     assert layout.stored_bytes(1, 41) == 2 * 6 * 128 + 2 * 32 * 4 + 40 * 128
     assert layout.bytes_per_token_at_limit() == 128
     assert "(1 global slot x 48 tokens + 2 local slots x 6 tokens) x" in layout.formula(1, 64)
-    assert "(1 global slot x 2 heads) x 32 tokens x 4 bytes of votes" in layout.formula(1, 64)
+    assert "(1 global slot x 2 heads) x 32 tokens x 4 bytes of scores" in layout.formula(1, 64)
 
 
 def test_a_trial_states_what_was_dropped_and_what_the_dtype_costs_beside():
@@ -140,7 +140,7 @@ def test_a_budget_of_bytes_is_of_both_dtypes():
         (
             {"attention_pattern": "GLLLLL", "window": 10},
             {"evict": {"keep": 12, "by": "snapkv", "prompt": 20, "recent": 4}},
-            (12 + 12) * 256 + 4 * 16 * 4 + 5 * 10 * 256,  # 4 heads have 16 votes
+            (12 + 12) * 256 + 4 * 16 * 4 + 5 * 10 * 256,  # 4 heads have 16 scores
             (12 + 12) * 256 + 5 * 10 * 256,
         ),
         ({}, {"evict": {"bytes": 10_000, "by": "recency"}}, 6 * 6 * 256, 6 * 6 * 256),
@@ -193,7 +193,7 @@ class EvictingRecord(FullRecord):
 
 def test_a_table_says_what_cells_keep_and_drop(tmp_path):
     section = SECTIONS["serving-gap"].make(load(EvictingRecord(), tmp_path))
-    assert "snapkv" not in str(section), "no cell evicts by it"
+    assert "prompt" not in str(section), "no cell has one"
     found = rows(section, "eviction")
     assert len(found) == 6
     for row in found:

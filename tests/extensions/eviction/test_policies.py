@@ -61,19 +61,24 @@ def write(folder, text=None, by="last_attention"):
     keep=st.integers(5, 12),
     recent=st.integers(1, 3),
     sinks=st.integers(0, 1),
+    prompt=st.sampled_from(
+        [{}, {"prompt": 7}, {"prompt": 20, "pool": 3}, {"prompt": 36, "pool": None}]
+    ),
 )
-def test_logits_agree_with_the_reference(number, keep, recent, sinks):
+def test_logits_agree_with_the_reference(number, keep, recent, sinks, prompt):
     case = draw_case(number)
     if not case.config.kv_form.stores_keys or len({*case.config.kv_owners}) < case.config.n_layer:
         return
-    evict = {"keep": keep, "by": POLICY, "recent": recent, "sinks": sinks}
+    evict = {"keep": keep, "by": POLICY, "recent": recent, "sinks": sinks, **prompt}
     serving = ServingConfig(evict=evict)
     assert run_case(replace(case, serving=serving, dtype=torch.float64)) < 1e-9
 
 
+@pytest.mark.parametrize("prompt", [{}, {"prompt": 24, "pool": 3}])
 @pytest.mark.parametrize("config", [GLOBAL, HYBRID])
-def test_copies_of_rows_of_other_lengths_go_on_as_each_alone(config):
-    check_copies_of_rows(config, ServingConfig(evict={"keep": 12, "by": POLICY, "recent": 3}))
+def test_copies_of_rows_of_other_lengths_go_on_as_each_alone(config, prompt):
+    evict = {"keep": 12, "by": POLICY, "recent": 3, **prompt}
+    check_copies_of_rows(config, ServingConfig(evict=evict))
 
 
 def test_a_policy_has_settings_and_its_code_is_in_the_id(tmp_path):
@@ -104,10 +109,25 @@ def test_a_rate_of_one_is_heavy_hitters(tmp_path):
     assert torch.equal(*logits)
 
 
+def test_the_sum_of_attention_at_a_prompt_s_end_is_snapkv(tmp_path):
+    experiment = load_experiment(write(tmp_path, DECAYED, "{decayed: {rate: 1.0}}"))
+    model, words = random_model(GLOBAL), torch.arange(40)[None] % 29
+    logits = []
+    for by in (experiment.serving.evict.by, "snapkv"):
+        evict = {"keep": 12, "by": by, "prompt": 24, "recent": 4, "pool": 3}
+        cache = model.new_cache(1, 40, ServingConfig(evict=evict))
+        with torch.inference_mode():
+            logits.append(torch.cat([model(part, cache=cache) for part in words.split(5, 1)], 1))
+    assert torch.equal(*logits)
+
+
 def test_its_bytes_are_those_of_scores_and_positions():
     config = ModelConfig(vocab_size=29, n_layer=1, n_head=4, n_embd=32, block_size=64)
     layout = KVLayout.of(config, ServingConfig(evict={"keep": 12, "by": POLICY}))
     assert layout.stored_bytes(1, 64) == 12 * (2 * 32 * 4 + 4 * 8)
+    of_prompt = {"keep": 12, "by": POLICY, "prompt": 40, "recent": 8}
+    layout = KVLayout.of(config, ServingConfig(evict=of_prompt))
+    assert layout.stored_bytes(1, 64) == 40 * 2 * 32 * 4 + 4 * (40 - 8) * 4
 
 
 def test_mistakes_have_their_place(tmp_path):
@@ -126,9 +146,16 @@ def test_mistakes_have_their_place(tmp_path):
         assert said.startswith(f"mine.py:9: LastAttention returns {found} from rank")
 
 
-@pytest.mark.parametrize("score", [float("inf"), float("nan"), float("-inf")])
+ENDLESS = [float("inf"), float("nan"), float("-inf")]
+
+
+def add_score(score):
+    return DECAYED.replace("return", f"return scores + float('{score}')\n        return")
+
+
+@pytest.mark.parametrize("score", ENDLESS)
 def test_sinks_and_the_newest_stay_whatever_scores_are(tmp_path, score):
-    text = DECAYED.replace("return", f"return scores + float('{score}')\n        return")
+    text = add_score(score)
     serving = load_experiment(write(tmp_path, text, "decayed, sinks: 2, recent: 3")).serving
     model = random_model(GLOBAL)
     cache = model.new_cache(1, 32, serving)
@@ -136,3 +163,19 @@ def test_sinks_and_the_newest_stay_whatever_scores_are(tmp_path, score):
         model(torch.zeros(1, 20, dtype=torch.int64), cache=cache)
     kept = cache.buffers[0].token_positions
     assert {0, 1, 17, 18, 19} <= {*kept[0, 0].tolist()}
+
+
+@pytest.mark.parametrize("score", ENDLESS)
+def test_sinks_and_last_tokens_of_a_prompt_stay_whatever_scores_are(tmp_path, score):
+    rule = "decayed, sinks: 2, recent: 3, prompt: 16"
+    serving = load_experiment(write(tmp_path, add_score(score), rule)).serving
+    model = random_model(GLOBAL)
+    cache = model.new_cache(1, 32, serving)
+    with torch.inference_mode():
+        model(torch.arange(16)[None], cache=cache)
+        keys = cache.buffers[0].read(slice(0, 8))[0].clone()
+        plain = model.new_cache(1, 32)
+        model(torch.arange(16)[None], cache=plain)
+    all_keys = plain.buffers[0].read(slice(0, 16))[0]
+    for token in (0, 1, 13, 14, 15):
+        assert (keys == all_keys[:, :, token : token + 1]).all(-1).any(-1).all()
