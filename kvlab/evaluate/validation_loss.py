@@ -17,6 +17,7 @@ Shapes: B rows, T tokens of a window, W windows, N tokens, E n_embd, V vocab_siz
 import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from statistics import fmean
 from typing import Any
 
 import numpy as np
@@ -210,9 +211,9 @@ def compare_serving(
     for square, change, count in joined.pop("changes", np.zeros((0, 3))).tolist():
         squares, largest, logit_count = squares + square, max(largest, change), logit_count + count
     lengths: list[int] = joined.pop("lengths").tolist()
-    of_slots: dict[str, float] = {}
-    for plan in KVLayout.of(model.config, serving).plans:
-        of_slots |= plan.measure_texts(lengths)
+    by_layer = [plan.measure_texts(lengths) for plan in KVLayout.of(model.config, serving).plans]
+    reported = {name for one in by_layer for name in one}
+    of_slots = {name: fmean(one[name] for one in by_layer if name in one) for name in reported}
     return ServingComparison(
         **{"exact": np.zeros(0), **joined},
         by_window=by_window,

@@ -6,6 +6,7 @@ share it, which are of one kind. How it stores tokens is its plan (`kvlab.layout
 layout sums over plans. All sizes are exact integers.
 """
 
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache, cached_property
@@ -49,10 +50,18 @@ class KVLayout:
         slots = serving.find_slots(model)
         writing = slots if serving.tie_rule == "owner" else model.kv_owners
         by_layer = {layer: _plan_slot(layer, model, serving) for layer in set(model.layers)}
+        alike: dict[SlotPlan, list[int]] = {}
+        for slot in sorted(set(slots)):
+            alike.setdefault(by_layer[model.layers[slot]], []).append(slot)
+        plans = {
+            slot: plan.of_place(place, len(own))
+            for plan, own in alike.items()
+            for place, slot in enumerate(own)
+        }
         return cls(
             owners=slots,
             writers=tuple(owner == layer for layer, owner in enumerate(writing)),
-            plans=tuple(by_layer[layer] for layer in model.layers),
+            plans=tuple(plans[slot] for slot in slots),
         )
 
     @classmethod
@@ -154,10 +163,11 @@ class KVLayout:
     def formula(self, batch_size: int, context_length: int, dtype: str = "float32") -> str:
         """Return the arithmetic of `stored_bytes` as text."""
         terms: dict[str, list[str]] = {}  # what slots hold, by the bytes of each
-        for kind in sorted({plan.layer.kind for plan in self._slot_plans}):
-            plans = [plan for plan in self._slot_plans if plan.layer.kind == kind]
-            count = format_count(len(plans), f"{KIND_NAMES.get(kind, kind)} slot")
-            for held, size in plans[0].formula(count, context_length, dtype):
+        counts = Counter(self._slot_plans)
+        for plan in sorted(counts, key=lambda plan: plan.layer.kind):
+            kind = plan.layer.kind
+            count = format_count(counts[plan], f"{KIND_NAMES.get(kind, kind)} slot")
+            for held, size in plan.formula(count, context_length, dtype):
                 terms.setdefault(size, []).append(held)
         products = [f"({' + '.join(held)}) x {size}" for size, held in terms.items()]
         total = self.stored_bytes(batch_size, context_length, dtype)

@@ -55,6 +55,10 @@ class SlotPlan(ABC):
         that a backend may keep their probabilities."""
         return True
 
+    def of_place(self, place: int, places: int) -> "SlotPlan":  # noqa: ARG002
+        """Return the plan of one of so many slots that have this plan, by its place in depth."""
+        return self
+
     def list_dtypes(self, dtype: str) -> tuple[str | Quantizer, ...]:
         """Return the dtype in which each part of a token of a model of ``dtype`` is stored."""
         return dtypes.list_part_dtypes(self.kv_dtype, len(self.layer.stored), dtype)

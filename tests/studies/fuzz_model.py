@@ -12,6 +12,7 @@ of the CPU kernels.
 import random
 import re
 import time
+from contextlib import suppress
 from dataclasses import dataclass
 
 import torch
@@ -74,6 +75,12 @@ def draw_case(number: int) -> Case:
         and all(size % 4 == 0 for size in config.stored_sizes)
     ):
         serving = serving.model_copy(update={"kv_rotate": "hadamard"})
+    if number % 4 < 2 and getattr(serving, "evict", None) is not None:
+        evict = serving.evict.model_copy(update={"top_share": (0.3, 1.6)[number % 2]})
+        other = serving.model_copy(update={"evict": evict})
+        with suppress(ValueError):
+            ServedModel(name="case", model=config, serving=other)
+            serving = other
     rows, is_ragged = rng.randint(1, 3), rng.random() < 0.4
     # a quantized float32 model rounds differently from the float64 reference at code boundaries
     is_single = serving.kv_dtype in ("model", "float32") and rng.random() < 0.4

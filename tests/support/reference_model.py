@@ -13,6 +13,7 @@ from the parts of all tokens, anew for every query, as the definitions in the pa
 """
 
 from dataclasses import dataclass, field
+from fractions import Fraction
 
 import numpy as np
 import torch
@@ -169,7 +170,7 @@ class ReferenceModel:
 
     def keep_tokens(self, layer: int, group: int, position: int, is_first: bool) -> list[int]:
         """Return the tokens that the query at ``position`` sees; its own is one of ``keep``."""
-        keep, newest = self.evict.keep, range(position + 1)
+        keep, newest = self.count_kept(layer), range(position + 1)
         if self.evict.by == "recency":
             sinks = 4 if self.evict.sinks is None else self.evict.sinks
             return [t for t in newest if t < sinks or position - t < keep - sinks]
@@ -177,7 +178,7 @@ class ReferenceModel:
             dropped = self.keep_prompt(layer, group) if position >= self.evict.prompt else []
             return [t for t in newest if t not in dropped]
         received = self.received.setdefault((layer, group), {})
-        recent, sinks = self.evict.recent or max(1, keep // 2), self.evict.sinks or 0
+        recent, sinks = self.evict.recent or max(1, self.evict.keep // 2), self.evict.sinks or 0
         if is_first:
             received[position] = 0.0
             is_new = str(self.evict.by) == "last_attention"  # of docs/extend: it forgets
@@ -186,6 +187,23 @@ class ReferenceModel:
                 del received[min(others, key=lambda t: (received[t], t))]
             received.update(dict.fromkeys(received, 0.0) if is_new else {})
         return sorted(received)
+
+    def count_kept(self, layer: int) -> int:
+        """Return how many tokens a layer keeps: the places beside those that always stay are dealt
+        out by shares from ``2 - top_share`` in the first global slot to ``top_share`` in the last,
+        and rounded in their running sum."""
+        rule = self.evict
+        slots = [s for s in sorted({*self.slots}) if self.setting(s, "window") is None]
+        if rule.top_share is None or len(slots) == 1:
+            return rule.keep
+        top, last = Fraction(str(rule.top_share)), len(slots) - 1
+        shares = [2 - top + (2 * top - 2) * Fraction(i, last) for i in range(last + 1)]
+        sinks = (4 if rule.by == "recency" else 0) if rule.sinks is None else rule.sinks
+        recent = rule.recent or (32 if rule.prompt else max(1, rule.keep // 2))
+        always = sinks + (0 if rule.by == "recency" else recent)
+        place = slots.index(self.slots[layer])
+        before, after = (round((rule.keep - always) * sum(shares[:n])) for n in (place, place + 1))
+        return always + after - before
 
     def vote(
         self, layer: int, group: int, position: int, shares: dict[int, float], is_first: bool
@@ -201,7 +219,8 @@ class ReferenceModel:
     def keep_prompt(self, layer: int, group: int) -> list[int]:
         """Return the tokens of the prompt that later queries do not see."""
         rule = self.evict
-        if rule.keep >= rule.prompt:
+        keep = self.count_kept(layer)
+        if keep >= rule.prompt:
             return []
         recent = rule.recent or 32
         reach = (rule.pool or (7 if rule.by == "snapkv" else 1)) // 2
@@ -210,7 +229,7 @@ class ReferenceModel:
         near = {t: max(votes[max(0, t - reach) : t + reach + 1]) for t in older}
         first = set(range(rule.sinks or 0))
         ranked = sorted(older, key=lambda t: (t not in first, -np.float32(near[t]), t))
-        return ranked[rule.keep - recent :]
+        return ranked[keep - recent :]
 
     def round_blocks(self, k: Array, v: Array) -> tuple[Array, Array] | None:
         """Return K and V (tokens, heads, head_dim) as KIVI gives them back, but for a rest."""

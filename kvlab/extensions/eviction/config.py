@@ -1,7 +1,10 @@
 """`serving.evict`: which tokens global layers keep. No torch."""
 
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, cast
+from dataclasses import dataclass, replace
+from fractions import Fraction
+from typing import TYPE_CHECKING, Annotated, Any, cast
+
+from pydantic import Field
 
 from kvlab.extensions.eviction.policies import EvictionPolicy
 from kvlab.spec.members import name_or_member
@@ -39,6 +42,8 @@ class EvictionRule:
             ones are kept. None: a token is dropped whenever a newer one needs its place.
         pool: with ``prompt``, neighbours of which the largest score counts; else None.
         policy: by which the others are ranked; None for what received most attention.
+        top_share: how many of ``keep`` the last of several slots has, beside what is never dropped,
+            as a part of their mean; None for slots that are alike.
     """
 
     keep: int
@@ -48,6 +53,25 @@ class EvictionRule:
     prompt: int | None = None
     pool: int | None = None
     policy: EvictionPolicy | None = None
+    top_share: float | None = None
+
+    def of_place(self, place: int, places: int) -> "EvictionRule":
+        """Return the rule of one of several slots, by its place in depth. They keep as many tokens
+        in all as if they were alike; the number falls evenly (PyramidKV, arXiv 2406.02069)."""
+        if self.top_share is None or places == 1:
+            return self
+        top, always = Fraction(str(self.top_share)), self.count_always_kept()
+
+        def count_below(slot: int) -> int:
+            shares = slot * (2 - top) - (1 - top) * slot * (slot - 1) / (places - 1)
+            return round((self.keep - always) * shares)
+
+        keep = always + count_below(place + 1) - count_below(place)
+        return replace(self, keep=keep, recent=self.recent if self.is_scored else keep - self.sinks)
+
+    def count_always_kept(self) -> int:
+        """Return how many tokens stay whatever they are."""
+        return self.sinks + (self.recent if self.is_scored else 0)
 
     @property
     def slot_score_bytes(self) -> int:
@@ -107,6 +131,11 @@ class EvictConfig(SpecModel):
     beside a token that is attended to is kept too; an odd number.
     Unit: tokens. Default: 7 by snapkv; with a policy 1. Example: 5, keep: 64, by: snapkv, prompt:
     256"""
+    top_share: Annotated[float, Field(gt=0.0, lt=2.0)] | None = None
+    """What the last global layer keeps beside sinks and recent, as a part of the mean over layers.
+    The first keeps as much more as this one less, and between them the number changes evenly
+    (PyramidKV, arXiv 2406.02069).
+    Unit: none. Default: all keep as many. Example: 0.25, keep: 64"""
 
     def _find_problems(self) -> Problems:
         if (self.keep is None) == (self.bytes is None):
@@ -148,15 +177,18 @@ class EvictConfig(SpecModel):
     def resolve(self, keep: int) -> EvictionRule:
         """Return the rule at a budget of ``keep`` tokens."""
         is_scored = self.by != "recency"
+        top_share = None if self.top_share == 1.0 else self.top_share  # both say the same
         policy = self.by if isinstance(self.by, EvictionPolicy) else None
         if self.prompt is not None:
             recent = self.recent or DEFAULT_OBSERVERS
             pool = self.pool or (DEFAULT_POOL if policy is None else 1)
-            return EvictionRule(keep, self.sinks or 0, recent, True, self.prompt, pool, policy)
+            sinks = self.sinks or 0
+            of_prompt = self.prompt, pool, policy, top_share
+            return EvictionRule(keep, sinks, recent, True, *of_prompt)
         default = 0 if is_scored else DEFAULT_SINKS
         sinks = default if self.sinks is None else self.sinks
         recent = (self.recent or max(1, keep // 2)) if is_scored else keep - sinks
-        return EvictionRule(keep, sinks, recent, is_scored, policy=policy)
+        return EvictionRule(keep, sinks, recent, is_scored, policy=policy, top_share=top_share)
 
 
 class EvictFields(SpecModel):

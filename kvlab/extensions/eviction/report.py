@@ -20,7 +20,7 @@ def report_eviction(study: Study) -> list[doc.Content]:
         for serving in list_sections(study, levels, "serving"):
             evict = serving.get("evict") or {}
             size = f"{evict['keep']:,} tokens" if evict.get("keep") else f"{evict['bytes']:,} bytes"
-            names = ("prompt", "sinks", "recent", "pool")
+            names = ("prompt", "sinks", "recent", "pool", "top_share")
             given = (f"{name} {evict[name]}" for name in names if evict.get(name) is not None)
             by = fmt.describe_member(evict["by"])
             kept.add(", ".join([f"{size} by {by.replace('_', ' ')}", *given]))

@@ -1,7 +1,7 @@
 """Slots that keep some tokens of the context and drop the others, and which layers have them."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
 from kvlab.extensions.eviction.config import (
@@ -24,9 +24,17 @@ class EvictingSlot(TokenSlot):
     """A slot of layers without a window, which keeps ``rule.keep`` tokens of any context.
 
     A context from which nothing is dropped is stored as in a slot of all tokens.
+
+    Attributes:
+        of_all: what ``rule`` is of, if slots differ by depth.
     """
 
     rule: EvictionRule
+    of_all: EvictionRule | None = None
+
+    def of_place(self, place: int, places: int) -> "EvictingSlot":
+        rule = self.rule.of_place(place, places)
+        return self if rule is self.rule else replace(self, rule=rule, of_all=self.rule)
 
     def drops(self, context: int) -> bool:
         """Return whether some tokens of a context are dropped."""
@@ -62,7 +70,7 @@ class EvictingSlot(TokenSlot):
         return 0 if self.drops(context) else end - start
 
     def identity(self) -> dict[str, Any]:
-        return {**super().identity(), "evict": self.rule.identity()}
+        return {**super().identity(), "evict": (self.of_all or self.rule).identity()}
 
     def open(self, rows: int, context: int, dtype: Any, device: Any) -> Any:
         if self.drops(context):
@@ -241,9 +249,36 @@ def find_problems(model: ModelConfig, serving: ServingConfig) -> Problems:
     elif evict.by != "recency" and shared:
         text = f"would differ between the layers that share the slot of layer {shared[0]}"
         yield "serving.evict.by", f"{text}; use recency, or share no K/V"
-    elif evict.bytes is not None:
-        problems = evict.find_budget_problems(_find_kept_tokens(model, serving))
+    else:
+        problems = []
+        if evict.bytes is not None:
+            problems = [*evict.find_budget_problems(_find_kept_tokens(model, serving))]
+        if evict.top_share is not None and not problems:
+            problems = [*_find_share_problems(model, serving)]
         yield from ((f"serving.evict.{name}", message) for name, message in problems)
+
+
+def _find_share_problems(model: ModelConfig, serving: ServingConfig) -> Problems:
+    """Yield why layers cannot keep as many tokens as ``top_share`` gives them."""
+    evict, layout = EvictFields.of(serving).evict, KVLayout.of(model, serving)
+    assert evict is not None
+    plans = [layout.plans[slot] for slot in layout.slots]
+    found = {plan.layer.kind: plan.rule for plan in plans if isinstance(plan, EvictingSlot)}
+    kept = [plan.rule.keep for plan in plans if isinstance(plan, EvictingSlot)]
+    always = min(rule.count_always_kept() for rule in found.values())
+    limit = evict.prompt or model.block_size
+    taken = layout.stored_bytes(1, model.block_size, MODEL_DTYPE)
+    if len(found) > 1 or len(kept) == 1:
+        yield "top_share", "needs several slots of global layers, all of one kind; leave it out"
+    elif min(kept) <= always:
+        text = f"lets a layer keep {min(kept)} tokens, with no place beside the {always} that stay"
+        yield "top_share", f"{text}; bring it nearer to 1, or keep more"
+    elif max(kept) > limit:
+        text = f"lets a layer keep {max(kept)} of {limit} tokens"
+        yield "top_share", f"{text}; bring it nearer to 1, or keep less"
+    elif evict.bytes is not None and taken > evict.bytes:
+        text = f"makes the cache of bytes = {evict.bytes:,} take {taken:,}"
+        yield "top_share", f"{text}; bring it nearer to 1, or give keep"
 
 
 def _lay_out_all_tokens(model: ModelConfig, serving: ServingConfig) -> KVLayout:

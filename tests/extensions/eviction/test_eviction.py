@@ -105,6 +105,29 @@ def test_a_budget_of_bytes_holds_the_tokens_after_a_prompt():
     assert "(1 global slot x 2 heads) x 32 tokens x 4 bytes of scores" in layout.formula(1, 64)
 
 
+def test_deeper_layers_keep_fewer_tokens_of_the_same_bytes():
+    config = ModelConfig(**{**SHAPE, "n_layer": 4})
+    for rule in ({"by": "heavy_hitters", "recent": 4, "sinks": 2}, {"by": "recency", "sinks": 6}):
+        even, falls = (
+            KVLayout.of(config, ServingConfig(evict={"keep": 18, **rule, **more}))
+            for more in ({}, {"top_share": 0.25})
+        )
+        # 12 places beside those that always stay: 12 times 1.75, 1.25, 0.75 and 0.25
+        assert [plan.rule.keep for plan in falls.plans] == [6 + n for n in (21, 15, 9, 3)]
+        assert falls.stored_bytes(1, 64) == even.stored_bytes(1, 64)
+        assert falls.identity() != even.identity()
+        assert "1 global slot x 27 tokens kept" in falls.formula(1, 64)
+        assert "4 global slots x 18 tokens kept" in even.formula(1, 64)
+    same = ServingConfig(evict={"keep": 18, "sinks": 6, "top_share": 1.0})
+    assert KVLayout.of(config, same) == even
+    text = spread_windows(TEXT, 64, 16)
+    evict = {"keep": 8, "sinks": 2, "top_share": 0.5}  # 11 and 5 of 16 tokens
+    model = random_model(ModelConfig(**{**SCORED_SHAPE, "n_layer": 2}))
+    measured = compare_serving(model, text, ServingConfig(evict=evict)).measurements()
+    dropped = (sum(range(6)) + sum(range(12))) / 2
+    assert measured["evicted_share"] == pytest.approx(dropped / sum(range(17)))
+
+
 def test_a_trial_states_what_was_dropped_and_what_the_dtype_costs_beside():
     model = random_model(ModelConfig(**SCORED_SHAPE), dtype=torch.float32)
     text = spread_windows(TEXT, 64, 16)

@@ -9,13 +9,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kvlab.errors import SpecError
+from kvlab.extensions.eviction.slots import find_problems
 from kvlab.layout import KVLayout
 from kvlab.spec import ModelConfig, ServingConfig, load_experiment
 from kvlab.spec.extension_files import describe_error, load_extension, read_extension
 from kvlab.spec.members import MemberError
 from kvlab.trial.trial import Trial
 from tests.contracts.slot_contract import check_copies_of_rows
-from tests.extensions.eviction.test_eviction import GLOBAL, HYBRID
+from tests.extensions.eviction.test_eviction import GLOBAL, HYBRID, SHAPE
 from tests.studies.fuzz_model import draw_case, run_case
 from tests.support.random_model import random_model
 
@@ -72,6 +73,42 @@ def test_logits_agree_with_the_reference(number, keep, recent, sinks, prompt):
     evict = {"keep": keep, "by": POLICY, "recent": recent, "sinks": sinks, **prompt}
     serving = ServingConfig(evict=evict)
     assert run_case(replace(case, serving=serving, dtype=torch.float64)) < 1e-9
+
+
+RULES = [
+    {"by": "recency", "sinks": 1},
+    {"by": "heavy_hitters", "recent": 2},
+    {"by": POLICY, "recent": 2, "sinks": 1},
+    {"by": POLICY, "recent": 8, "prompt": 16, "pool": 3},
+    {"by": POLICY, "recent": 6, "prompt": 22},
+    {"by": "snapkv", "recent": 2, "prompt": 20},
+]
+
+
+@settings(max_examples=30)
+@given(
+    number=st.integers(0, 10**6),
+    shape=st.sampled_from([(2, "G"), (3, "G"), (5, "GL"), (5, "LGG")]),
+    heads=st.sampled_from([1, 2, 4]),
+    keep=st.integers(11, 12),
+    top_share=st.sampled_from([0.2, 0.5, 1.3, 1.8]),
+    rule=st.sampled_from(RULES),
+)
+def test_layers_keep_numbers_of_tokens_that_change_with_depth(
+    number, shape, heads, keep, top_share, rule
+):
+    settings = {"n_layer": shape[0], "attention_pattern": shape[1], "n_kv_head": heads}
+    config = ModelConfig(**{**SHAPE, **settings}, **{"window": 6} if "L" in shape[1] else {})
+    serving = ServingConfig(evict={"keep": keep, "top_share": top_share, **rule})
+    assert not [*find_problems(config, serving)]
+    layout = KVLayout.of(config, serving)
+    plans = [plan for plan in layout.plans if plan.layer.window is None]
+    kept = [plan.rule.keep for plan in plans]
+    assert sum(kept) == keep * len(plans)
+    assert kept == sorted(kept, reverse=top_share < 1)
+    assert kept[0] != kept[-1]
+    case = replace(draw_case(number), config=config, serving=serving, dtype=torch.float64)
+    assert run_case(case) < 1e-9
 
 
 @pytest.mark.parametrize("prompt", [{}, {"prompt": 24, "pool": 3}])
