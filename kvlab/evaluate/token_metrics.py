@@ -14,7 +14,7 @@ from kvlab.model import GPT
 from kvlab.model.loss import iter_logits
 from kvlab.spec import ServingConfig
 from kvlab.spec.members import MemberError
-from kvlab.spec.token_metrics import TokenMetric, find_value_problem
+from kvlab.spec.token_metrics import TokenMetric, select_scores
 
 
 @torch.inference_mode()
@@ -25,14 +25,14 @@ def score_tokens(
     serving: ServingConfig | None,
     part: Part,
 ) -> dict[str, float]:
-    """Return the mean of each metric over the targets of a text, by its name.
+    """Return the mean of each metric over the targets of a text that it counts, by its name.
 
     Args:
         serving: feed each token alone through this cache. None: one-shot.
         part: advanced by the tokens that are newly read.
 
     Raises:
-        MemberError: a metric does not give one finite number for each token.
+        MemberError: a metric gives no finite number for each token, or counts none.
     """
 
     def compute(batch: Batch) -> Arrays:
@@ -45,12 +45,17 @@ def score_tokens(
         found: dict[str, list[Any]] = {metric.name: [] for metric in metrics}
         for logits, own in iter_logits(states, model.lm_head.weight, targets):
             for metric in metrics:
-                values = metric.score(logits.clone(), own.clone())
-                if problem := find_value_problem(values, len(own)):
-                    raise MemberError(metric, problem)
-                found[metric.name].append(values.double().cpu().numpy())
+                try:
+                    scores = select_scores(metric.score(logits.clone(), own.clone()), len(own))
+                except ValueError as error:
+                    raise MemberError(metric, str(error)) from None
+                found[metric.name].append(scores.cpu().numpy())
         return {name: np.concatenate(values) for name, values in found.items()}
 
     batches = text.iter_batches(batch_rows(model, text.block_size, serving))
     scores = join_arrays(part.keep(compute, batches))
+    for metric in metrics:
+        if not len(scores[metric.name]):
+            problem = f"counts none of the {text.target_count:,} tokens of the text"
+            raise MemberError(metric, f"{problem}; score more, by loss_tokens")
     return {name: float(values.mean()) for name, values in scores.items()}

@@ -45,6 +45,8 @@ class TokenMetric(Member, ABC):
     def score(self, logits: Any, targets: Any) -> Any:
         """Return the number of each token (N,), by the logits (N, V) that predict it.
 
+        If only some tokens count, return a pair: the numbers, and which count, (N,) of bool.
+
         Args:
             targets: token ids (N,). Both are tensors, which may be overwritten.
         """
@@ -95,11 +97,23 @@ def read_metric_texts(text: str) -> Iterator[MetricText]:
                     yield MetricText(name, title, unit, better, node.lineno)
 
 
-def find_value_problem(values: Any, count: int) -> str | None:
-    """Return what is wrong with what `TokenMetric.score` returned for ``count`` tokens."""
-    if not hasattr(values, "double"):  # no tensor, such as an array of NumPy
-        return f"returns {type(values).__name__}; return a tensor"
-    if tuple(values.shape) != (count,):
-        return f"returns {tuple(values.shape)} for {count} tokens; return one number for each"
-    mean = float(values.double().mean())
-    return None if math.isfinite(mean) else f"has a mean of {mean}; return finite numbers"
+def select_scores(values: Any, count: int) -> Any:
+    """Return the numbers of the tokens that count, in float64, of what `TokenMetric.score` returned
+    for ``count`` tokens.
+
+    Raises:
+        ValueError: it is no number for each token.
+    """
+    values, *which = values if isinstance(values, tuple) else (values,)
+    for one in (values, *which):
+        if not hasattr(one, "double"):  # no tensor, such as an array of NumPy
+            raise ValueError(f"returns {type(one).__name__}; return a tensor")
+        if tuple(one.shape) != (count,):
+            text = f"returns {tuple(one.shape)} for {count} tokens"
+            raise ValueError(f"{text}; return one number for each")
+    if which and (len(which) > 1 or str(which[0].dtype) != "torch.bool"):
+        raise ValueError("returns a tuple of others than numbers and bool; return these two")
+    scores = values[which[0]].double() if which else values.double()
+    if len(scores) and not math.isfinite(mean := float(scores.mean())):
+        raise ValueError(f"has a mean of {mean}; return finite numbers")
+    return scores

@@ -126,7 +126,32 @@ class Array(Rank):
         return super().score(logits, targets).numpy()
 
 
-WRONG = [(Sum(), "for 80 tokens"), (Infinite(), "finite"), (Array(), "ndarray; return a tensor")]
+class Rare(Rank):
+    name = "rare"
+
+    def score(self, logits, targets):
+        return super().score(logits, targets), targets >= self.least
+
+    least = 90
+
+
+class Rarer(Rare):
+    least = 97
+
+
+class Shares(Rare):
+    def score(self, logits, targets):
+        values, counts = super().score(logits, targets)
+        return values, counts.double()
+
+
+WRONG = [
+    (Sum(), "for 80 tokens"),
+    (Infinite(), "finite"),
+    (Array(), "ndarray; return a tensor"),
+    (Shares(), "others than numbers and bool"),
+    (Rarer(), "counts none of the 80 tokens of the text; score more, by loss_tokens"),
+]
 
 
 @pytest.mark.parametrize(("metric", "message"), WRONG)
@@ -135,6 +160,19 @@ def test_what_is_not_a_finite_number_for_each_token_fails_the_measurement(metric
     tokens = np.random.default_rng(0).integers(0, 97, 81, dtype=np.uint16)
     with pytest.raises(MemberError, match=message):
         score_tokens(model, spread_windows(tokens, 80, 16), (metric,), None, SILENT)
+
+
+def test_the_mean_is_over_the_tokens_that_count():
+    model = GPT(ModelConfig(vocab_size=97, block_size=16, n_layer=1, n_head=2, n_embd=16), seed=3)
+    tokens = np.random.default_rng(0).integers(0, 97, 81, dtype=np.uint16)
+    text = spread_windows(tokens, 80, 16)
+    logits = model(torch.from_numpy(tokens[:-1].astype(np.int64)).view(5, 16)).flatten(0, 1)
+    targets = torch.from_numpy(tokens[1:].astype(np.int64))
+    ranks = (logits > logits.gather(1, targets[:, None])).sum(1).tolist()
+    own = [rank for rank, target in zip(ranks, targets.tolist(), strict=True) if target >= 90]
+    found = score_tokens(model, text, (Rare(),), None, SILENT)
+    assert 0 < len(own) < 80
+    assert found["rare"] == pytest.approx(sum(own) / len(own))
 
 
 class Overwriting(Rank):

@@ -30,7 +30,7 @@ from kvlab.spec.model_config import ModelConfig
 from kvlab.spec.quantizers import Quantizer
 from kvlab.spec.serving_config import ServingConfig
 from kvlab.spec.spec_model import SpecModel
-from kvlab.spec.token_metrics import TokenMetric, find_value_problem
+from kvlab.spec.token_metrics import TokenMetric, select_scores
 
 ROWS, TOKENS, VOCABULARY = 2, 20, 41
 TOLERANCE = 1e-10
@@ -428,8 +428,11 @@ def check_metric(metric: TokenMetric, seed: int) -> None:
     for part in parts:
         own = targets[part]
         values = metric.score(logits[part].clone(), own.clone())
-        if problem := find_value_problem(values, len(own)):
-            raise MemberError(metric, f"{problem} ({len(own)} tokens, {size} logits each)")
-        scores.append(values.double())
-    if not torch.allclose(scores[0], torch.cat(scores[1:]), rtol=1e-5, atol=1e-6):
+        try:
+            scores.append(select_scores(values, len(own)))
+        except ValueError as error:
+            text = f"{error} ({len(own)} tokens, {size} logits each)"
+            raise MemberError(metric, text) from None
+    whole, parted = scores[0], torch.cat(scores[1:])
+    if len(whole) != len(parted) or not torch.allclose(whole, parted, rtol=1e-5, atol=1e-6):
         raise Broken(f"differs where {count} tokens are scored as {first} and {count - first}")
