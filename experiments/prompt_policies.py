@@ -17,7 +17,7 @@ class Newest(EvictionPolicy):
 class DistinctKeys(EvictionPolicy):
     """The tokens whose keys are least like the mean direction of keys (KeyDiff, arXiv 2504.15364).
 
-    It asks no query, so what it keeps is the same whatever is asked later.
+    It reads no query, so that what it keeps does not depend on what is asked.
     """
 
     name = "distinct_keys"

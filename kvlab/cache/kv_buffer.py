@@ -12,7 +12,7 @@ Shapes: B rows, H heads of a part, S entries, D width of a part.
 
 import copy
 from abc import abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from itertools import chain
 from typing import Any, Self
 
@@ -104,6 +104,11 @@ class KVBuffer(SlotBuffer):
         return self.window is not None
 
     @property
+    def entry_rule(self) -> Hashable:
+        """What decides in which entries tokens are stored; buffers of one rule store them alike."""
+        return type(self), self.sinks, self.ring
+
+    @property
     def tensors(self) -> tuple[Tensor, ...]:
         return tuple(chain(*self.parts))
 
@@ -160,7 +165,7 @@ class KVBuffer(SlotBuffer):
             found = row, token, self.find_entries(positions[row, token])
             return [t.to(rows.device, non_blocking=True) for t in found]
 
-        row, token, entry = rows.share((type(self), self.sinks, self.ring, recent), find)
+        row, token, entry = rows.share((self.entry_rule, recent), find)
         self.write((row, slice(None), entry), index_kv(encoded, (row, slice(None), token)))
 
     def write_tokens(self, start: int, encoded: EncodedKV) -> None:

@@ -45,8 +45,9 @@ def score_tokens(
         found: dict[str, list[Any]] = {metric.name: [] for metric in metrics}
         for logits, own in iter_logits(states, model.lm_head.weight, targets):
             for metric in metrics:
+                values = metric.score(logits.clone(), own.clone())
                 try:
-                    scores = select_scores(metric.score(logits.clone(), own.clone()), len(own))
+                    scores = select_scores(values, len(own))
                 except ValueError as error:
                     raise MemberError(metric, str(error)) from None
                 found[metric.name].append(scores.cpu().numpy())
@@ -57,5 +58,6 @@ def score_tokens(
     for metric in metrics:
         if not len(scores[metric.name]):
             problem = f"counts none of the {text.target_count:,} tokens of the text"
-            raise MemberError(metric, f"{problem}; score more, by loss_tokens")
+            hint = "set larger loss_tokens and served_tokens in evaluation"
+            raise MemberError(metric, f"{problem}; {hint}")
     return {name: float(values.mean()) for name, values in scores.items()}

@@ -212,8 +212,10 @@ def compare_serving(
         squares, largest, logit_count = squares + square, max(largest, change), logit_count + count
     lengths: list[int] = joined.pop("lengths").tolist()
     by_layer = [plan.measure_texts(lengths) for plan in KVLayout.of(model.config, serving).plans]
-    reported = {name for one in by_layer for name in one}
-    of_slots = {name: fmean(one[name] for one in by_layer if name in one) for name in reported}
+    of_slots: dict[str, float] = {}
+    for name in dict.fromkeys(name for one in by_layer for name in one):
+        values = [one[name] for one in by_layer if name in one]
+        of_slots[name] = values[0] if len({*values}) == 1 else fmean(values)
     return ServingComparison(
         **{"exact": np.zeros(0), **joined},
         by_window=by_window,

@@ -104,16 +104,20 @@ def select_scores(values: Any, count: int) -> Any:
     Raises:
         ValueError: it is no number for each token.
     """
-    values, *which = values if isinstance(values, tuple) else (values,)
-    for one in (values, *which):
+    parts = values if isinstance(values, tuple) else (values,)
+    if isinstance(values, tuple) and len(parts) != 2:
+        hint = "return numbers, or a pair of numbers and a tensor of bool"
+        raise ValueError(f"returns a tuple of {len(parts)}; {hint}")
+    for one in parts:
         if not hasattr(one, "double"):  # no tensor, such as an array of NumPy
             raise ValueError(f"returns {type(one).__name__}; return a tensor")
         if tuple(one.shape) != (count,):
             text = f"returns {tuple(one.shape)} for {count} tokens"
             raise ValueError(f"{text}; return one number for each")
-    if which and (len(which) > 1 or str(which[0].dtype) != "torch.bool"):
-        raise ValueError("returns a tuple of others than numbers and bool; return these two")
-    scores = values[which[0]].double() if which else values.double()
+    scores, *counted = parts
+    if counted and str(counted[0].dtype) != "torch.bool":
+        raise ValueError(f"returns {counted[0].dtype} beside numbers; return a tensor of bool")
+    scores = scores[counted[0]].double() if counted else scores.double()
     if len(scores) and not math.isfinite(mean := float(scores.mean())):
         raise ValueError(f"has a mean of {mean}; return finite numbers")
     return scores

@@ -139,6 +139,11 @@ class Rarer(Rare):
     least = 97
 
 
+class Empty(Rare):
+    def score(self, _logits, _targets):
+        return ()
+
+
 class Shares(Rare):
     def score(self, logits, targets):
         values, counts = super().score(logits, targets)
@@ -149,8 +154,9 @@ WRONG = [
     (Sum(), "for 80 tokens"),
     (Infinite(), "finite"),
     (Array(), "ndarray; return a tensor"),
-    (Shares(), "others than numbers and bool"),
-    (Rarer(), "counts none of the 80 tokens of the text; score more, by loss_tokens"),
+    (Shares(), "returns torch.float64 beside numbers; return a tensor of bool"),
+    (Rarer(), "counts none of the 80 tokens of the text; set larger loss_tokens"),
+    (Empty(), "returns a tuple of 0; return numbers, or a pair of numbers and a tensor of bool"),
 ]
 
 

@@ -17,7 +17,7 @@ the tokens kept and those of this pass, D width of a head.
 
 import math
 from abc import abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from itertools import chain
 from typing import Any, Self
 
@@ -100,9 +100,12 @@ class PromptBuffer(KVBuffer):
         super().__init__(plan, batch_size, context, dtype, device)
         self.plan, self.rule, self.prompt = plan, plan.rule, plan.prompt
         self.policy = plan.rule.policy or HeavyHitters()
-        self.sinks, self.ring = self.rule.sinks, max(1, self.size - self.rule.sinks)
         shape = (batch_size, plan.layer.stored[0].count, plan.ranked_tokens)
         self.scores = torch.zeros(shape, dtype=torch.float32, device=device)
+
+    @property
+    def entry_rule(self) -> Hashable:
+        return type(self), self.prompt, self.rule.keep
 
     @property
     def tensors(self) -> tuple[Tensor, ...]:

@@ -42,8 +42,8 @@ class EvictionRule:
             ones are kept. None: a token is dropped whenever a newer one needs its place.
         pool: with ``prompt``, neighbours of which the largest score counts; else None.
         policy: by which the others are ranked; None for what received most attention.
-        top_share: how many of ``keep`` the last of several slots has, beside what is never dropped,
-            as a part of their mean; None for slots that are alike.
+        top_share: tokens that the last of several slots keeps beside those that always stay, as a
+            part of their mean; the number changes linearly with depth. None for slots alike.
     """
 
     keep: int
@@ -57,7 +57,7 @@ class EvictionRule:
 
     def of_place(self, place: int, places: int) -> "EvictionRule":
         """Return the rule of one of several slots, by its place in depth. They keep as many tokens
-        in all as if they were alike; the number falls evenly (PyramidKV, arXiv 2406.02069)."""
+        in all as if they were alike (PyramidKV, arXiv 2406.02069)."""
         if self.top_share is None or places == 1:
             return self
         top, always = Fraction(str(self.top_share)), self.count_always_kept()
@@ -80,7 +80,7 @@ class EvictionRule:
             return PROMPT_SCORE_BYTES * (self.prompt - self.recent)
         return self.keep * SCORE_BYTES if self.is_scored else 0
 
-    def identity(self) -> dict[str, int | bool | str]:
+    def identity(self) -> dict[str, int | float | bool | str]:
         """Return the fields that say what is computed, as plain data."""
         own = vars(self) | {"policy": self.policy and self.policy.describe()}
         return {key: value for key, value in own.items() if value is not None}
@@ -132,9 +132,9 @@ class EvictConfig(SpecModel):
     Unit: tokens. Default: 7 by snapkv; with a policy 1. Example: 5, keep: 64, by: snapkv, prompt:
     256"""
     top_share: Annotated[float, Field(gt=0.0, lt=2.0)] | None = None
-    """What the last global layer keeps beside sinks and recent, as a part of the mean over layers.
-    The first keeps as much more as this one less, and between them the number changes evenly
-    (PyramidKV, arXiv 2406.02069).
+    """How many tokens the last global layer keeps beside sinks and recent, as a part of the mean
+    over global layers, which is keep. The first has 2 - top_share of the mean, and the number
+    changes linearly between them (PyramidKV, arXiv 2406.02069). Above 1, deeper layers keep more.
     Unit: none. Default: all keep as many. Example: 0.25, keep: 64"""
 
     def _find_problems(self) -> Problems:

@@ -253,7 +253,7 @@ def find_problems(model: ModelConfig, serving: ServingConfig) -> Problems:
         problems = []
         if evict.bytes is not None:
             problems = [*evict.find_budget_problems(_find_kept_tokens(model, serving))]
-        if evict.top_share is not None and not problems:
+        if evict.top_share not in (None, 1.0) and not problems:
             problems = [*_find_share_problems(model, serving)]
         yield from ((f"serving.evict.{name}", message) for name, message in problems)
 

@@ -120,6 +120,8 @@ def test_deeper_layers_keep_fewer_tokens_of_the_same_bytes():
         assert "4 global slots x 18 tokens kept" in even.formula(1, 64)
     same = ServingConfig(evict={"keep": 18, "sinks": 6, "top_share": 1.0})
     assert KVLayout.of(config, same) == even
+    one_layer = {"model.n_layer": 1, "serving.evict": {"keep": 18, "top_share": 1.0}}
+    load_served_model("gpt2", one_layer)
     text = spread_windows(TEXT, 64, 16)
     evict = {"keep": 8, "sinks": 2, "top_share": 0.5}  # 11 and 5 of 16 tokens
     model = random_model(ModelConfig(**{**SCORED_SHAPE, "n_layer": 2}))

@@ -82,6 +82,7 @@ RULES = [
     {"by": POLICY, "recent": 8, "prompt": 16, "pool": 3},
     {"by": POLICY, "recent": 6, "prompt": 22},
     {"by": "snapkv", "recent": 2, "prompt": 20},
+    {"by": "snapkv", "recent": 2, "prompt": 34},  # buffers have one size: that of the prompt
 ]
 
 
@@ -109,6 +110,8 @@ def test_layers_keep_numbers_of_tokens_that_change_with_depth(
     assert kept[0] != kept[-1]
     case = replace(draw_case(number), config=config, serving=serving, dtype=torch.float64)
     assert run_case(case) < 1e-9
+    long = [[size] * len(case.chunks[0]) for size in (20, 15, 3, 1, 2, 4)]
+    assert run_case(replace(case, chunks=long, is_ragged=False)) < 1e-9
 
 
 @pytest.mark.parametrize("prompt", [{}, {"prompt": 24, "pool": 3}])
