@@ -10,7 +10,7 @@ class Newest(EvictionPolicy):
 
     name = "newest"
 
-    def rank(self, scores, step):
+    def rank(self, _scores, step):
         return step.positions.float()
 
 
@@ -22,7 +22,7 @@ class DistinctKeys(EvictionPolicy):
 
     name = "distinct_keys"
 
-    def rank(self, scores, step):
+    def rank(self, _scores, step):
         directions = F.normalize(step.keys.double(), dim=-1)
         seen = directions.masked_fill(~step.is_kept[..., None], 0.0)
         return -F.cosine_similarity(directions, seen.sum(2, keepdim=True), dim=-1)
