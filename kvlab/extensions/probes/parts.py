@@ -7,6 +7,7 @@ PARTS = Parts(
     problems=".config:find_problems",
     members={
         "text_requests": {"needle": ".config:list_text_requests"},
+        "report_anchors": {"needle_": "probes", "recall_acc": "probes"},
         "probe_reports": {"recall": ".section:report_recall", "needle": ".section:report_needles"},
     },
     evaluations=(".probes:measure_probes",),
