@@ -40,7 +40,7 @@ class DeltaReference(ReferenceModel):
     def setting(self, layer, name):
         letter = (self.config.attention_pattern * self.config.n_layer)[layer]
         if letter == "D" and name == "window":
-            return 0  # it sees no past tokens, so that eviction has none to drop
+            return 0  # it stores no tokens, so that eviction has none to drop
         return super().setting(layer, name)
 
     def attention(self, layer, x, positions, current):
