@@ -166,6 +166,12 @@ class Study:
     def status_counts(self) -> Counter[str]:
         return Counter(row.status for row in self.rows)
 
+    @property
+    def undeclared_looks(self) -> list[int]:
+        """The numbers of seeds at which a report was written before seeds were added."""
+        before = {len(seeds) for seeds in self.sweep.get("reported_seeds", ())}
+        return sorted(size for size in before if 1 < size < len(self.seeds))
+
     @cached_property
     def measured_metrics(self) -> tuple[str, ...]:
         """The metrics that any trial has, in the order of the table of metrics."""

@@ -70,12 +70,12 @@ def score_hellaswag(
 
 def _make_question(
     item: HellaSwagItem, convention: str, tokenizer: Tokenizer, block_size: int
-) -> tuple[list[Continuations], list[int], bool]:
+) -> tuple[list[Continuations], list[float], bool]:
     """Encode an item. What does not fit is cut from the left of the context.
 
     Returns:
         One group, or one for each ending if the context was cut; tokens or characters of each
-        ending; whether the context was cut.
+        ending, of one that is cut itself its scored part; whether anything was cut.
     """
     if convention == "lmeval":
         text = _strip_markup(f"{item.activity_label}: {item.ctx_a} {item.ctx_b.capitalize()}")
@@ -92,8 +92,10 @@ def _make_question(
     context = context or [tokenizer.end_of_text]
     fitted = [fit_to_block(context, ending, block_size) for ending in encoded]
     if all(one == context for one, _ in fitted):
-        return [Continuations(context, encoded)], divisors, False
-    return [Continuations(one, [ending]) for one, ending in fitted], divisors, True
+        return [Continuations(context, encoded)], [*divisors], False
+    shares = [len(own) / max(1, len(ids)) for (_, own), ids in zip(fitted, encoded, strict=True)]
+    scored = [share * size for share, size in zip(shares, divisors, strict=True)]
+    return [Continuations(one, [ending]) for one, ending in fitted], scored, True
 
 
 def _strip_markup(text: str) -> str:
@@ -102,7 +104,7 @@ def _strip_markup(text: str) -> str:
     return re.sub(r"\[.*?\]", "", text).replace("  ", " ")
 
 
-def _predict(scores: list[float], divisors: list[int]) -> dict[str, Any]:
+def _predict(scores: list[float], divisors: list[float]) -> dict[str, Any]:
     normed = [
         score / divisor if divisor else -math.inf  # as in lm-eval: never select an empty ending
         for score, divisor in zip(scores, divisors, strict=True)

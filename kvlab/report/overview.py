@@ -59,12 +59,23 @@ def _list_facts(study: Study) -> list[doc.Content]:
         f"{fmt.format_ends(counts, format_number)} parameters" if counts else "",
         f"{fmt.format_ends(tokens, format_number)} training tokens" if tokens else "",
         "nothing trained" if study.is_given else "",
+        f"the baseline's K/V in {' or '.join(dtypes)}" if (dtypes := _list_dtypes(study)) else "",
         study.seeds_of_a_cell + (", each a part of the text" if study.scores_parts else ""),
         f"{len(study.done_rows):,} of {format_count(len(study.rows), 'trial')} measured",
         cols.join_names(list(devices)),
         max(str(one.get("finished") or "")[:10] for one in provenance),
     ]
     return [doc.Paragraph((" \N{MIDDLE DOT} ".join(filter(None, facts)),), tone="muted")]
+
+
+def _list_dtypes(study: Study) -> list[str]:
+    """List the dtypes of the baseline's cache, to which other bytes are compared."""
+    records = [row.record for row in study.cells[study.baseline].values() if row.is_done]
+    settings = [one["experiment"].get("serving") or {} for one in records]
+    if any(one.get("kv_dtype", "model") != "model" for one in settings):
+        return []
+    lines = [line for one in records for line in one.get("benchmark") or ()]
+    return sorted({line["dtype"] for line in lines if line.get("metric") == "kv_storage"})
 
 
 # The figures
@@ -275,7 +286,12 @@ def select_cells(study: Study, most: int) -> list[Levels]:
     cells = [c for c, rows in study.cells.items() if any(row.is_done for row in rows.values())]
     if len(cells) <= most:
         return cells
-    front = [point.levels for point in find_front(study) if point.is_on_front]
+    points = {point.levels: point for point in find_front(study)}
+    front = []
+    for levels, point in points.items():
+        if point.is_on_front:
+            equals = [one for one in point.rivals if points[one].cost == point.cost]
+            front += [levels, *equals]
 
     def rank(levels: Levels) -> tuple[int, int]:
         changed = study.n_changed_factors(levels)
@@ -340,6 +356,10 @@ def write_lead(study: Study) -> list[doc.Paragraph]:
 def _judge_smaller(study: Study, smaller: list[CellComparison]) -> doc.Paragraph:
     """Name the smallest cache that is clearly cheap, and smaller ones not shown to cost."""
     margin, metric = study.decide.margin, study.primary_metric
+
+    def factor(one: CellComparison) -> float:
+        return _factor(study, one.levels)
+
     tested = [one for one in smaller if one.has_interval or one.verdict_name == "identical"]
     if not tested:
         front = {point.levels for point in find_front(study) if point.is_on_front}
@@ -347,23 +367,26 @@ def _judge_smaller(study: Study, smaller: list[CellComparison]) -> doc.Paragraph
         found = _describe_cell(study, best.levels)
         return texts.write("lead of one cell", "lead", study=study, best=found)
     limit = (1 - FROM_MARGIN) * (margin or 0.0)
-    cheap = [c for c in tested if c.verdict_name in CHEAP and _costs(study, c)[1] <= limit]
+    steady = [one for one in tested if one.effect is None or not one.effect.went_wrong]
+    cheap = [c for c in steady if c.verdict_name in CHEAP and _costs(study, c)[1] <= limit]
     spared = [one for one in tested if not _is_clearly_worse(study, one)]
     cheapest: dict[str, Any] = {}
     if cheap:
         # of caches of equal bytes, the one of which the least may be lost
-        best = max(cheap, key=lambda one: (_factor(study, one.levels), -_costs(study, one)[1]))
+        best = max(cheap, key=lambda one: (factor(one), -_costs(study, one)[1]))
         worst = best.low if METRICS[metric].better == "higher" else best.high
         cheapest = _describe_cell(study, best.levels)
         cheapest |= {"found": best, "is_worse": _is_clearly_worse(study, best), "worst": worst}
+        equals = [one.levels for one in cheap if factor(one) == factor(best) and one is not best]
+        told_apart = partial(study.ranking(metric).told_apart, best.levels)
+        cheapest["equals"] = [study.label(one) for one in equals if not told_apart(one)]
         if best in spared:
-            least = _factor(study, best.levels)
-            spared = [one for one in spared if _factor(study, one.levels) > least]
+            spared = [one for one in spared if factor(one) > factor(best)]
     elif not spared:
         best = min(tested, key=lambda one: _costs(study, one)[1])
         found = _describe_cell(study, best.levels)
         return texts.write("lead of costly caches", "lead", study=study, best=found)
-    spared.sort(key=lambda one: _factor(study, one.levels), reverse=True)
+    spared.sort(key=factor, reverse=True)
     fields = {"spared": [_describe_cell(study, one.levels) for one in spared], "most": MAX_NAMED}
     return texts.write("lead", "lead", study=study, best=cheapest, **fields)
 

@@ -115,14 +115,15 @@ def find_front(study: Study, cost: str = "stored", metric: str = "") -> list[Cel
             cells.append((costs[levels], sign * value, study.cell_index(levels), levels))
     points: list[CellPoint] = []
     best, best_cost = float("inf"), -1.0
-    for size, loss, _, levels in sorted(cells):
+    cells.sort()
+    for size, loss, _, levels in cells:
         # Cells that tie in both cost and quality are all on the front: none beats the other.
         is_on_front = loss < best or (loss == best and size == best_cost)
         rivals: tuple[Levels, ...] = ()
         if is_on_front:
             best, best_cost = loss, size
-            cheaper = (point.levels for point in points)
-            rivals = tuple(one for one in cheaper if not ranking.told_apart(levels, one))
+            others = (one for cost, _, _, one in cells if cost <= size and one != levels)
+            rivals = tuple(one for one in others if not ranking.told_apart(levels, one))
         points.append(CellPoint(levels, size, means[levels], sign * loss, is_on_front, rivals))
     return points
 

@@ -51,6 +51,8 @@ def list_warnings(study: Study) -> Iterator[Content]:
         unknown = sum(code is None for code in trials.values())
         fields = {"cells": join_names(list(names)), "n": len(trials), "unknown": unknown}
         yield texts.write("mixed code", study=study, **fields)
+    if sizes := study.undeclared_looks:
+        yield texts.write("seeds added after a report", sizes=sizes)
     if "yes" in counts.get("uncommitted changes", {}):
         yield texts.write("uncommitted code")
     overlaps = [(record.get("data") or {}).get("overlap") or {} for record in recorded]

@@ -2,6 +2,7 @@
 
 import json
 import re
+from dataclasses import replace
 from types import SimpleNamespace
 
 import numpy as np
@@ -28,19 +29,21 @@ def make_model(tokens, **shape):
 
 
 def log_likelihood(model, context, ending, end_of_text):
-    """The plain way: one row, no padding, no cache."""
+    """The plain way: one row, no padding, no cache. Also the share of the ending that fits."""
     ids = ((context or [end_of_text]) + ending)[-model.config.block_size - 1 :]
     with torch.no_grad():
         logits = model(torch.tensor([ids[:-1]]))[0].log_softmax(-1)
     scored = min(len(ending), len(ids) - 1)
-    return sum(logits[-scored + i, token].item() for i, token in enumerate(ids[-scored:]))
+    total = sum(logits[-scored + i, token].item() for i, token in enumerate(ids[-scored:]))
+    return total, scored / len(ending)
 
 
 def plain_completion(model, item, tok):
     context = tok.encode(item.ctx)
     endings = [tok.encode(" " + ending) for ending in item.endings]
-    sums = [log_likelihood(model, context, ending, tok.end_of_text) for ending in endings]
-    means = [total / len(ending) for total, ending in zip(sums, endings, strict=True)]
+    found = [log_likelihood(model, context, ending, tok.end_of_text) for ending in endings]
+    sums = [total for total, _ in found]
+    means = [s / (share * len(e)) for (s, share), e in zip(found, endings, strict=True)]
     return sums, int(np.argmax(sums)), int(np.argmax(means))
 
 
@@ -51,12 +54,14 @@ def plain_lmeval(model, item, tok):
     query = clean(item.activity_label + ": " + item.ctx_a + " " + item.ctx_b.capitalize())
     choices = [clean(ending) for ending in item.endings]
     context = tok.encode(query.rstrip())
-    sums = [
+    found = [
         log_likelihood(model, context, tok.encode(query + " " + c)[len(context) :], tok.end_of_text)
         for c in choices
     ]
+    sums = [total for total, _ in found]
     with np.errstate(divide="ignore"):
-        normed = np.array(sums) / [float(len(choice)) for choice in choices]
+        sizes = [share * len(one) for (_, share), one in zip(found, choices, strict=True)]
+        normed = np.array(sums) / sizes
     return sums, int(np.argmax(sums)), int(np.argmax(normed))
 
 
@@ -86,6 +91,21 @@ def test_every_item_scores_as_in_the_plain_way_one_shot_and_served(tok, shape):
                 assert scored["prediction"] == prediction
                 assert scored["prediction_norm"] == prediction_norm
     json.dumps(records)
+
+
+@pytest.mark.parametrize("convention", ["completion", "lmeval"])
+def test_an_ending_that_is_longer_than_the_block_is_divided_by_what_is_scored(convention):
+    model = make_model(BYTES, block_size=64)
+    with torch.no_grad():
+        model.lm_head.weight.zero_()  # all bytes are as likely, so all endings are as good
+    item = replace(ITEMS[0], endings=["a" * size for size in (40, 150, 70, 64)])
+    (record,) = score_hellaswag(model, [item], BYTES, None)
+    found = record[convention]
+    shares = [
+        score / size
+        for score, size in zip(found["one_shot"]["scores"], found["divisors"], strict=True)
+    ]
+    assert shares == pytest.approx([shares[0]] * 4, rel=0.03)  # a space before an ending
 
 
 def test_what_does_not_fit_is_cut_and_counted():

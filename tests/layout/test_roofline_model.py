@@ -5,7 +5,13 @@ import torch
 from torch.utils.flop_counter import FlopCounterMode
 
 from kvlab.layout import KVLayout
-from kvlab.layout.roofline_model import DevicePeaks, decode_flops, decode_step_cost, find_break_even
+from kvlab.layout.roofline_model import (
+    MAX_BREAK_EVEN,
+    DevicePeaks,
+    decode_flops,
+    decode_step_cost,
+    find_break_even,
+)
 from kvlab.model import GPT
 from kvlab.model.kernels.cpu_kernel import use_plain_code
 from kvlab.spec import ModelConfig, ServingConfig
@@ -45,12 +51,26 @@ def test_weights_are_read_at_the_bandwidth_of_products_and_all_of_it_is_used():
 def test_the_break_even_context_is_the_first_that_pays_and_sharing_never_does():
     gpt2 = ModelConfig(preset="gpt2")
     shape, base = (gpt2, ServingConfig(kv_dtype="int8")), (gpt2, PLAIN)
-    context = find_break_even(shape, base, DEVICE, batch_size=1)
+    found = find_break_even(shape, base, DEVICE, batch_size=1)
+    context, last = found[0], found[-1]
+    assert last >= MAX_BREAK_EVEN
     for length, pays in ((context - 1, False), (context, True)):
         costs = [decode_step_cost(*each, 1, length, "float32").bytes for each in (shape, base)]
         assert (costs[0] <= 0.9 * costs[1]) is pays
     tied = (gpt2, ServingConfig(tie="adjacent:2"))
     assert find_break_even(tied, base, DEVICE, context_length=1024) is None
+
+
+def test_a_prompt_that_is_reduced_pays_in_contexts_that_are_not_much_longer():
+    config = ModelConfig(vocab_size=128, n_layer=4, n_head=4, n_embd=64, block_size=1024)
+    evict = {"keep": 64, "by": "snapkv", "prompt": 256}
+    shape, base = (config, ServingConfig(evict=evict)), (config, PLAIN)
+    for batch in (1, 64):
+        found = find_break_even(shape, base, DEVICE, batch_size=batch)
+        assert found[0] == 257 or batch > 1
+        for length in (found[0] - 1, found[0], found[-1], found[-1] + 1):
+            costs = [decode_step_cost(*e, batch, length, "float32").bytes for e in (shape, base)]
+            assert (costs[0] <= 0.9 * costs[1]) is (length in found)
 
 
 def test_ties_by_the_owner_save_the_products_that_torch_counts():

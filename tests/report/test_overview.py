@@ -2,9 +2,11 @@
 
 import re
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 
+from kvlab.analysis.rankings import Ranking
 from kvlab.analysis.study import Study
 from kvlab.analysis.verdicts import judge_interval
 from kvlab.report import answer_text
@@ -55,6 +57,10 @@ def with_ends(study: Study, **ends: tuple[float, float]) -> Study:
     return study
 
 
+def doc_text(paragraph) -> str:
+    return "".join(one if isinstance(one, str) else one.text for one in paragraph.spans)
+
+
 def named(study: Study) -> list[str]:
     """Return the cells that the first sentences name, in order."""
     return [span.text for span in write_lead(study)[0].spans if isinstance(span, Strong)]
@@ -102,7 +108,30 @@ def test_cheap_cells_come_first_and_then_those_that_are_not_shown_to_cost(
 def test_of_cheap_caches_of_equal_bytes_the_one_is_named_that_may_lose_least(study, trained, mqa):
     found = with_ends(study, trained=(-0.03, trained), mqa=(-0.03, mqa))
     found.size_factor = lambda _: 2.0
-    assert named(found) == ["trained" if trained < mqa else "mqa"]
+    assert named(found)[0] == ("trained" if trained < mqa else "mqa")
+
+
+@pytest.mark.parametrize(("mqa", "is_named"), [((-0.03, 0.02), True), ((-0.1, 0.2), False)])
+def test_a_cheap_cache_of_equal_bytes_that_is_not_told_apart_is_named_too(
+    study, monkeypatch, mqa, is_named
+):
+    found = with_ends(study, trained=(-0.03, 0.01), mqa=mqa)
+    found.size_factor = lambda _: 2.0
+    monkeypatch.setattr(Ranking, "told_apart", lambda *_: False)
+    lead = doc_text(write_lead(found)[0])
+    assert ("As small, and not told apart from it: mqa." in lead) == is_named
+
+
+def test_what_is_better_than_a_baseline_that_went_wrong_is_not_said_to_be_cheap(study):
+    found = with_ends(study, trained=(-0.3, -0.1), mqa=(-0.3, -0.1))
+    wrong = {
+        levels: replace(
+            one, effect=SimpleNamespace(went_wrong=int(levels == ("mqa",)), has_interval=True)
+        )
+        for levels, one in found.comparisons.items()
+    }
+    found.__dict__["comparisons"] = wrong
+    assert named(found) == ["trained", "mqa"]
 
 
 @pytest.mark.parametrize("status", ["failed", "diverged", "missing"])

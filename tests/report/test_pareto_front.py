@@ -57,6 +57,22 @@ def test_the_best_cell_in_every_budget_and_the_front(tmp_path):
     assert found == {2048: ("b", 5, ()), 1024: ("d", 4, ()), 512: ("e", 2, ()), **one_cell}
 
 
+def test_a_cell_of_equal_bytes_that_may_be_as_good_is_named_beside_the_front(tmp_path):
+    class Noisy(Sized):
+        cost = dict(Sized.cost, c=1000)  # noqa: RUF012
+        worth = dict(Sized.worth, c=4.1)  # noqa: RUF012
+
+        def loss(self, levels, seed):
+            return super().loss(levels, seed) + random.Random(f"{levels}{seed}").gauss(0, 1e-3)
+
+    record = Noisy(factors={"size": tuple("abcdef")})
+    points = {p.levels[0]: p for p in find_front(load(record, tmp_path))}
+    better, other = ("c", "d") if points["c"].is_on_front else ("d", "c")
+    assert (points[better].is_on_front, points[better].rivals) == (True, ((other,),))
+    assert not points[other].is_on_front
+    assert points["b"].rivals == ()
+
+
 def test_a_cell_without_its_reference_is_on_no_front(tmp_path):
     factors = {"heads": ("mha", "mqa"), "position": ("learned", "rope")}
     lost = {"heads": "mha", "position": "rope"}

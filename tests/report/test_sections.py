@@ -139,6 +139,8 @@ def test_one_loss_is_judged_and_once(tmp_path, tokenizer, judged):
     def change(found, levels, _seed):
         data = found["experiment"]["data"]
         data["tokenizer"] = "bytes" if levels["text"] == "bytes" else tokenizer
+        for name in {"loss", "bits_per_byte"} & found["measurements"].keys():
+            found["measurements"][name] += 0.01 if levels["text"] == "bytes" else 0.02
 
     store = Record(factors={"text": ("bytes", "other")}, change=change).write(tmp_path / "store")
     folder = write_report(store, "made", tmp_path, ["effects"])

@@ -109,7 +109,8 @@ class EvictConfig(SpecModel):
     Unit: tokens. Example: 64"""
     bytes: PositiveInt | None = None
     """In place of keep: the most bytes that the cache of one sequence of block_size tokens may
-    take, over all layers.
+    take, over all layers. Where kv_dtype is model they are those of float32, also if a GPU trains
+    in fewer bits.
     Unit: bytes. Example: 8388608"""
     by: _By = "recency"
     """Which tokens are kept: the newest, those that received most attention, or those of the prompt
@@ -181,7 +182,7 @@ class EvictConfig(SpecModel):
         policy = self.by if isinstance(self.by, EvictionPolicy) else None
         if self.prompt is not None:
             recent = self.recent or DEFAULT_OBSERVERS
-            pool = self.pool or (DEFAULT_POOL if policy is None else 1)
+            pool = self.pool or (DEFAULT_POOL if self.by == "snapkv" else 1)
             sinks = self.sinks or 0
             of_prompt = self.prompt, pool, policy, top_share
             return EvictionRule(keep, sinks, recent, True, *of_prompt)

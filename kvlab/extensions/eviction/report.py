@@ -2,6 +2,7 @@
 
 from kvlab.analysis.study import Study
 from kvlab.analysis.trial_rows import Levels
+from kvlab.extensions.eviction.config import EvictConfig
 from kvlab.report import document as doc
 from kvlab.report import formatting as fmt
 from kvlab.report import table_columns as cols
@@ -20,6 +21,9 @@ def report_eviction(study: Study) -> list[doc.Content]:
         for serving in list_sections(study, levels, "serving"):
             evict = serving.get("evict") or {}
             size = f"{evict['keep']:,} tokens" if evict.get("keep") else f"{evict['bytes']:,} bytes"
+            if evict.get("keep") and evict["by"] != "recency":  # what is not set has defaults
+                rule = EvictConfig.model_construct(**evict).resolve(evict["keep"])
+                evict = {**evict, "sinks": rule.sinks, "recent": rule.recent, "pool": rule.pool}
             names = ("prompt", "sinks", "recent", "pool", "top_share")
             given = (f"{name} {evict[name]}" for name in names if evict.get(name) is not None)
             by = fmt.describe_member(evict["by"])

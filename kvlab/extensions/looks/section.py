@@ -16,9 +16,7 @@ from kvlab.report import texts
 def report_looks(study: Study) -> doc.Section | None:
     """Report the looks of a sequential sweep, or seeds that were added after a report."""
     looks, alpha, contents = study.tests, study.decide.alpha, list[doc.Content]()
-    before = {len(seeds) for seeds in study.sweep.get("reported_seeds", ())}
-    reported = sorted(size for size in before if 1 < size < len(study.seeds))
-    if reported:
+    if reported := study.undeclared_looks:
         sizes = (*reported, len(study.seeds))
         fields = {"sizes": sizes, "error": repeated_test_error(sizes, alpha), "alpha": alpha}
         contents.append(texts.write("added seeds", **fields))

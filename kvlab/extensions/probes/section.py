@@ -34,12 +34,18 @@ second in standard errors over rows. Less, such as of a token that is likelier b
 is no recall, however small its error."""
 
 
+_RECALL_RATE = 2.0
+"""How much more often than by guessing a model that recalls prefers the right value."""
+
+
 def report_recall(study: Study) -> list[doc.Content]:
     """Report the share of values that are recalled."""
     if "recall_acc" not in study.measured_metrics:
         return []
     pairs = {int(row.measurements.get("recall_pairs", 0)) for row in study.done_rows} - {0}
-    note = texts.write("recall", pairs=sorted(pairs))
+    best = max(study.means("recall_acc").values())
+    is_chance = bool(pairs) and best * min(pairs) < _RECALL_RATE
+    note = texts.write("recall", pairs=sorted(pairs), best=best if is_chance else None)
     table = scored_table(study, "recall", "Values recalled (%)", _RECALL)
     return [doc.Heading("Associative recall"), note, table]
 
@@ -58,8 +64,10 @@ def report_needles(study: Study) -> list[doc.Content]:
         "chance": fmt.format_ends((line["chance"] for line in lines), shown),
         "n_found": len(found),
         "n": len(places),
+        "n_cells": len(study.cells),
         "gain": fmt.format_fixed(max(line["gain"] for line in lines), 3),
-        "n_lost": sum(not _is_found(one, "_served") for one in found) if is_served else None,
+        "n_lost": sum(_is_lost(one) for one in found) if is_served else None,
+        "n_part": sum(not _is_lost(one) and not _is_found(one, "_served") for one in found),
     }
     note = texts.write("needles", **fields)
     depths = sorted({line["depth"] for line in lines})
@@ -82,6 +90,11 @@ def _places(study: Study, levels: Levels) -> dict[tuple[int, float], list[Needle
         for line in row.record.get("needle", ()) if row.is_done else ():
             places.setdefault((line["length"], line["depth"]), []).append(line)
     return places
+
+
+def _is_lost(lines: list[NeedleLine]) -> bool:
+    """Return whether what is found one-shot is found at no seed when served."""
+    return not any(_is_found([line], "_served") for line in lines)
 
 
 def _is_found(lines: list[NeedleLine], ending: str) -> bool:
@@ -145,6 +158,7 @@ def _needle_cell(lines: list[NeedleLine], name: str, ending: str | None = None) 
     tone: doc.Tone = ""
     if ending is not None and _is_found(lines, ""):
         is_found = _is_found(lines, ending)
-        tone, text = ("good", text) if is_found else ("bad", f"{text}, lost")
+        word = "lost" if _is_lost(lines) else "at some seeds"
+        tone, text = ("good", text) if is_found else ("bad", f"{text}, {word}")
     error = None if spread is None else scale * spread
     return doc.Cell(text, scale * mean, tone, csv=(scale * mean, error))

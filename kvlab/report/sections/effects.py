@@ -4,7 +4,7 @@ from kvlab.analysis.divergence import MOST_DEVIATIONS
 from kvlab.analysis.effects import Effect, change_name, judge_together
 from kvlab.analysis.interactions import SPLIT_SHARE
 from kvlab.analysis.statistics import spread_factors
-from kvlab.analysis.study import Study
+from kvlab.analysis.study import GAP_ROUNDING, Study
 from kvlab.analysis.trial_rows import is_time
 from kvlab.analysis.verdicts import VERDICTS
 from kvlab.report import document as doc
@@ -260,9 +260,22 @@ def judge_other_metrics(study: Study) -> list[Effect]:
         if m not in (study.primary_metric, left_out)
         and not study.is_disturbed(m)
         and any(row.measurements.get(m) for row in study.done_rows)  # zero everywhere: no row
+        and not _repeats(study, m)
     ]
     found = [effect for metric in metrics for effect in study.effects(metric) if effect.estimate]
     return judge_together(found, study.decide.alpha)
+
+
+def _repeats(study: Study, metric: str) -> bool:
+    """Return whether a measurement is the one that decides once more: a loss that has no gap."""
+    both = [
+        (row.measurements.get(metric), row.measurements.get(study.primary_metric))
+        for row in study.done_rows
+    ]
+    return all(
+        one is not None and other is not None and abs(one - other) < GAP_ROUNDING
+        for one, other in both
+    )
 
 
 def _other_entries(study: Study, effect: Effect) -> doc.Entries:

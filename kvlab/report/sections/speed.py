@@ -229,8 +229,13 @@ def _tabulate_break_even(
         batch = find_break_even(*pair, peaks, context_length=own.model.block_size)
         heads = ("context at batch 1 (tokens)", "batch at the block size (sequences)")
         for head, found in zip(heads, (context, batch), strict=True):
-            never = doc.cell("never", MAX_BREAK_EVEN + 1, csv=(None,))  # sorts last
-            yield doc.Column(head, True, csv=(head,)), never if found is None else found
+            if found is None:
+                shown = doc.cell("never", MAX_BREAK_EVEN + 1, csv=(None,))  # sorts last
+            elif found[-1] < MAX_BREAK_EVEN:
+                shown = doc.cell(f"{found[0]:,} to {found[-1]:,}", found[0])
+            else:
+                shown = doc.cell(f"{found[0]:,}", found[0])
+            yield doc.Column(head, True, csv=(head,)), shown
 
     table = cols.cells_table(study, "break-even", texts.fill("caption of break-even"), entries)
     return [table] if table.rows else []
