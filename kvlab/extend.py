@@ -11,6 +11,7 @@ from kvlab.spec.quantizers import Quantizer as Quantizer
 from kvlab.spec.source_options import DocumentSource as DocumentSource
 from kvlab.spec.source_options import SourceOptions as SourceOptions
 from kvlab.spec.spec_model import SpecModel as SpecModel
+from kvlab.spec.token_metrics import ScoredTokens as ScoredTokens
 from kvlab.spec.token_metrics import TokenMetric as TokenMetric
 
 

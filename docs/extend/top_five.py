@@ -9,8 +9,8 @@ class TopFive(TokenMetric):
     unit = ""  # a share
     better = "higher"
 
-    def score(self, logits, targets):
-        return (logits.topk(5).indices == targets[:, None]).any(1)
+    def score(self, tokens):
+        return (tokens.logits.topk(5).indices == tokens.targets[:, None]).any(1)
 
 
 extension = Extension(metrics=(TopFive(),))

@@ -14,7 +14,7 @@ from kvlab.model import GPT
 from kvlab.model.loss import iter_logits
 from kvlab.spec import ServingConfig
 from kvlab.spec.members import MemberError
-from kvlab.spec.token_metrics import TokenMetric, select_scores
+from kvlab.spec.token_metrics import ScoredTokens, TokenMetric, select_scores
 
 
 @torch.inference_mode()
@@ -39,13 +39,17 @@ def score_tokens(
         inputs, targets = (torch.from_numpy(tokens).to(model.device) for tokens in batch)
         states = hidden_states(model, inputs, serving, part, text.document_start)
         part.advance(inputs.numel())
-        if text.target_ids is not None:
-            is_target = find_targets(targets, text.target_ids)
-            states, targets = states[is_target], targets[is_target]
+        ids = text.target_ids or [range(model.config.vocab_size)]
+        is_target = find_targets(targets, ids)
+        places, first = is_target.nonzero(), 0
         found: dict[str, list[Any]] = {metric.name: [] for metric in metrics}
-        for logits, own in iter_logits(states, model.lm_head.weight, targets):
+        chunks = iter_logits(states[is_target], model.lm_head.weight, targets[is_target])
+        for logits, own in chunks:
+            last = first + len(own)
+            tokens = ScoredTokens(logits, own, inputs, *places[first:last].unbind(1))
+            first = last
             for metric in metrics:
-                values = metric.score(logits.clone(), own.clone())
+                values = metric.score(tokens.clone())
                 try:
                     scores = select_scores(values, len(own))
                 except ValueError as error:

@@ -6,11 +6,35 @@ import re
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from types import ModuleType
-from typing import Any, ClassVar, Literal, NamedTuple
+from typing import Any, ClassVar, Literal, NamedTuple, Self
 
 from kvlab.spec.members import Member
 
 Better = Literal["lower", "higher", "neither"]
+
+
+class ScoredTokens(NamedTuple):
+    """Some scored tokens of a few windows of text. A metric may overwrite these tensors.
+
+    Shapes: N tokens, V vocab_size, B windows, T tokens that a window reads.
+
+    Attributes:
+        logits: (N, V), which predict them.
+        targets: (N,), their ids.
+        windows: (B, T), the ids that are read.
+        rows: (N,), the window of each token.
+        positions: (N,), of the last token that is read before it:
+            ``windows[rows, positions]`` are the tokens before ``targets``.
+    """
+
+    logits: Any
+    targets: Any
+    windows: Any
+    rows: Any
+    positions: Any
+
+    def clone(self) -> Self:
+        return self._make(one.clone() for one in self)
 
 
 class TokenMetric(Member, ABC):
@@ -42,13 +66,10 @@ class TokenMetric(Member, ABC):
         return f"is not described by {said}; {hint} as lower, higher or neither"
 
     @abstractmethod
-    def score(self, logits: Any, targets: Any) -> Any:
-        """Return the number of each token (N,), by the logits (N, V) that predict it.
+    def score(self, tokens: ScoredTokens) -> Any:
+        """Return the number of each token (N,).
 
         If only some tokens count, return a pair: the numbers, and which count, (N,) of bool.
-
-        Args:
-            targets: token ids (N,). Both are tensors, which may be overwritten.
         """
 
 

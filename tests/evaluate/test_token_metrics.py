@@ -1,5 +1,7 @@
 """Metrics of users' files: their means, and what of a file is refused."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
@@ -25,8 +27,9 @@ FILE = (
     unit = "ranks"
     better = "lower"
 
-    def score(self, logits, targets):
-        return (logits > logits.gather(1, targets[:, None])).sum(1)
+    def score(self, tokens):
+        right = tokens.logits.gather(1, tokens.targets[:, None])
+        return (tokens.logits > right).sum(1)
 
 
 extension = Extension(metrics=(Rank(),))
@@ -45,8 +48,9 @@ benchmark: {prompt_tokens: 8, new_tokens: 8}
 class Rank(TokenMetric):
     name, title, unit, better = "rank", "rank of the right token", "ranks", "lower"
 
-    def score(self, logits, targets):
-        return (logits > logits.gather(1, targets[:, None])).sum(1)
+    def score(self, tokens):
+        right = tokens.logits.gather(1, tokens.targets[:, None])
+        return (tokens.logits > right).sum(1)
 
 
 def write(folder, text=FILE):
@@ -112,25 +116,25 @@ def test_a_name_of_a_metric_of_kvlab_is_refused(tmp_path):
 
 
 class Sum(Rank):
-    def score(self, logits, targets):
-        return super().score(logits, targets).sum()
+    def score(self, tokens):
+        return super().score(tokens).sum()
 
 
 class Infinite(Rank):
-    def score(self, logits, targets):
-        return super().score(logits, targets) / torch.zeros(())
+    def score(self, tokens):
+        return super().score(tokens) / torch.zeros(())
 
 
 class Array(Rank):
-    def score(self, logits, targets):
-        return super().score(logits, targets).numpy()
+    def score(self, tokens):
+        return super().score(tokens).numpy()
 
 
 class Rare(Rank):
     name = "rare"
 
-    def score(self, logits, targets):
-        return super().score(logits, targets), targets >= self.least
+    def score(self, tokens):
+        return super().score(tokens), tokens.targets >= self.least
 
     least = 90
 
@@ -140,13 +144,13 @@ class Rarer(Rare):
 
 
 class Empty(Rare):
-    def score(self, _logits, _targets):
+    def score(self, _tokens):
         return ()
 
 
 class Shares(Rare):
-    def score(self, logits, targets):
-        values, counts = super().score(logits, targets)
+    def score(self, tokens):
+        values, counts = super().score(tokens)
         return values, counts.double()
 
 
@@ -184,8 +188,32 @@ def test_the_mean_is_over_the_tokens_that_count():
 class Overwriting(Rank):
     name = "overwriting"
 
-    def score(self, logits, targets):
-        return logits.zero_()[:, 0] + targets.zero_()
+    def score(self, tokens):
+        return tokens.logits.zero_()[:, 0] + sum(one.zero_().sum() for one in tokens[1:])
+
+
+class Placed(Rank):
+    """Whether a target stands behind a token that stood before in its window."""
+
+    def score(self, tokens):
+        read = tokens.windows[tokens.rows]
+        is_before = torch.arange(read.shape[1]) < tokens.positions[:, None]
+        last = read.gather(1, tokens.positions[:, None])
+        return ((read == last) & is_before).any(1)
+
+
+@pytest.mark.parametrize("target_ids", [None, [range(40, 97)]], ids=["all", "some"])
+def test_a_metric_knows_the_tokens_that_were_read_before_each(target_ids):
+    config = ModelConfig(vocab_size=97, block_size=32, n_layer=1, n_head=2, n_embd=16)
+    tokens = np.random.default_rng(0).integers(0, 97, 32 * 150 + 1, dtype=np.uint16)
+    text = replace(spread_windows(tokens, 32 * 150, 32), target_ids=target_ids)
+    scored, ids = [], tokens.tolist()
+    for i, target in enumerate(ids[1:]):
+        if target_ids is None or target in target_ids[0]:
+            scored.append(ids[i] in ids[i - i % 32 : i])
+    found = score_tokens(GPT(config, seed=3), text, (Placed(),), None, SILENT)
+    assert 0 < sum(scored) < len(scored)
+    assert found["rank"] == pytest.approx(sum(scored) / len(scored))
 
 
 def test_what_a_metric_overwrites_no_other_sees():

@@ -4,6 +4,7 @@ Each check takes a configuration and returns how far it is off, or raises `Broke
 draws configurations; ``kvlab check`` runs the checks over many, the tests over chosen ones.
 """
 
+import math
 import random
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
@@ -30,7 +31,7 @@ from kvlab.spec.model_config import ModelConfig
 from kvlab.spec.quantizers import Quantizer
 from kvlab.spec.serving_config import ServingConfig
 from kvlab.spec.spec_model import SpecModel
-from kvlab.spec.token_metrics import TokenMetric, select_scores
+from kvlab.spec.token_metrics import ScoredTokens, TokenMetric, select_scores
 
 ROWS, TOKENS, VOCABULARY = 2, 20, 41
 TOLERANCE = 1e-10
@@ -418,16 +419,19 @@ def list_checks(member: Member) -> dict[str, Check]:
 def check_metric(metric: TokenMetric, seed: int) -> None:
     """A metric gives a finite number for each token, the same whatever tokens are beside it."""
     draw = random.Random(seed)
-    count, size = draw.randint(2, 40), draw.choice((5, 41, 300))
-    generator = torch.Generator().manual_seed(seed)
+    shape, size = (draw.randint(1, 3), draw.randint(2, 16)), draw.choice((5, 41, 300))
+    generator, count = torch.Generator().manual_seed(seed), math.prod(shape)
     logits = torch.randn(count, size, generator=generator) * draw.choice((0.1, 1.0, 20.0))
-    targets = torch.randint(0, size, (count,), generator=generator)
+    ids = torch.randint(0, size, (shape[0], shape[1] + 1), generator=generator)
+    windows, targets = ids[:, :-1], ids[:, 1:].flatten()
+    places = torch.ones(shape, dtype=torch.bool).nonzero()
     first = draw.randint(1, count - 1)
     parts = (slice(0, count), slice(0, first), slice(first, count))
     scores = []
     for part in parts:
         own = targets[part]
-        values = metric.score(logits[part].clone(), own.clone())
+        tokens = ScoredTokens(logits[part], own, windows, *places[part].unbind(1))
+        values = metric.score(tokens.clone())
         try:
             scores.append(select_scores(values, len(own)))
         except ValueError as error:
