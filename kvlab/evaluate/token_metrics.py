@@ -3,9 +3,11 @@
 Shapes: B rows, T tokens, N tokens that are scored, V vocab_size.
 """
 
+import math
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import torch
 
 from kvlab.data.batches import Batch, ScoredText, find_targets
@@ -54,11 +56,18 @@ def score_tokens(
                     scores = select_scores(values, len(own))
                 except ValueError as error:
                     raise MemberError(metric, str(error)) from None
-                found[metric.name].append(scores.cpu().numpy())
-        return {name: np.concatenate(values) for name, values in found.items()}
+                found[metric.name].append(scores)
+        return {name: spread(torch.cat(values), is_target) for name, values in found.items()}
+
+    def spread(values: torch.Tensor, places: torch.Tensor) -> npt.NDArray[Any]:
+        windows = torch.full(places.shape, math.nan, dtype=torch.float64, device=places.device)
+        windows[places] = values
+        return windows.cpu().numpy()
 
     batches = text.iter_batches(batch_rows(model, text.block_size, serving))
-    scores = join_arrays(part.keep(compute, batches))
+    windows = join_arrays(part.keep(compute, batches))
+    flat = {name: text.flatten(values) for name, values in windows.items()}
+    scores = {name: values[~np.isnan(values)] for name, values in flat.items()}
     for metric in metrics:
         if not len(scores[metric.name]):
             problem = f"counts none of the {text.target_count:,} tokens of the text"

@@ -6,7 +6,7 @@ import re
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from types import ModuleType
-from typing import Any, ClassVar, Literal, NamedTuple, Self
+from typing import Any, ClassVar, Literal, NamedTuple
 
 from kvlab.spec.members import Member
 
@@ -33,8 +33,8 @@ class ScoredTokens(NamedTuple):
     rows: Any
     positions: Any
 
-    def clone(self) -> Self:
-        return self._make(one.clone() for one in self)
+    def clone(self) -> "ScoredTokens":
+        return ScoredTokens(*(one.clone() for one in self))
 
 
 class TokenMetric(Member, ABC):
@@ -119,8 +119,8 @@ def read_metric_texts(text: str) -> Iterator[MetricText]:
 
 
 def select_scores(values: Any, count: int) -> Any:
-    """Return the numbers of the tokens that count, in float64, of what `TokenMetric.score` returned
-    for ``count`` tokens.
+    """Return what `TokenMetric.score` returned for ``count`` tokens, in float64; NaN of those that
+    do not count.
 
     Raises:
         ValueError: it is no number for each token.
@@ -138,7 +138,9 @@ def select_scores(values: Any, count: int) -> Any:
     scores, *counted = parts
     if counted and str(counted[0].dtype) != "torch.bool":
         raise ValueError(f"returns {counted[0].dtype} beside numbers; return a tensor of bool")
-    scores = scores[counted[0]].double() if counted else scores.double()
-    if len(scores) and not math.isfinite(mean := float(scores.mean())):
+    is_counted = counted[0] if counted else scores.new_ones(scores.shape).bool()
+    scores = scores.double()
+    chosen = scores[is_counted]
+    if len(chosen) and not math.isfinite(mean := float(chosen.mean())):
         raise ValueError(f"has a mean of {mean}; return finite numbers")
-    return scores
+    return scores.masked_fill(~is_counted, math.nan)

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from kvlab.cli import shared_arguments as shared
-from kvlab.data.batches import spread_windows
+from kvlab.data.batches import ScoredText, spread_windows
 from kvlab.errors import KvlabError, SpecError
 from kvlab.evaluate.forward_passes import SILENT
 from kvlab.evaluate.token_metrics import score_tokens
@@ -200,6 +200,23 @@ class Placed(Rank):
         is_before = torch.arange(read.shape[1]) < tokens.positions[:, None]
         last = read.gather(1, tokens.positions[:, None])
         return ((read == last) & is_before).any(1)
+
+
+def test_a_target_that_the_last_window_repeats_counts_once():
+    model = GPT(ModelConfig(vocab_size=97, block_size=64, n_layer=1, n_head=2, n_embd=16), seed=3)
+    tokens = np.random.default_rng(0).integers(0, 97, 153, dtype=np.uint16)
+    starts = np.array([0, 64, 88])
+    text = ScoredText(tokens, starts, 64, repeated=40)
+    found = score_tokens(model, text, (Rank(),), None, SILENT)["rank"]
+    ranks = []
+    for start in starts:
+        window = torch.from_numpy(tokens[start : start + 65].astype(np.int64))
+        logits = model(window[None, :-1])[0]
+        ranks += (logits > logits.gather(1, window[1:, None])).sum(1).tolist()
+    own = ranks[:128] + ranks[168:]
+    assert len(own) == text.target_count
+    assert found == pytest.approx(sum(own) / len(own))
+    assert found != pytest.approx(sum(ranks) / len(ranks))
 
 
 @pytest.mark.parametrize("target_ids", [None, [range(40, 97)]], ids=["all", "some"])

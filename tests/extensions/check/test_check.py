@@ -243,7 +243,9 @@ def test_a_file_that_fails_has_its_line(tmp_path):
 
 
 def test_check_shows_a_metric_that_depends_on_the_tokens_beside_it(tmp_path, monkeypatch):
-    (tmp_path / "mine.py").write_text(METRIC.replace("tokens.logits >", "tokens.logits - tokens.logits.mean() >"))
+    (tmp_path / "mine.py").write_text(
+        METRIC.replace("tokens.logits >", "tokens.logits - tokens.logits.mean() >")
+    )
     monkeypatch.chdir(tmp_path)
     code, out, _ = run_kvlab("check", "mine.py", "--cases", "20")
     assert code == 1
