@@ -367,9 +367,15 @@ def _judge_smaller(study: Study, smaller: list[CellComparison]) -> doc.Paragraph
         found = _describe_cell(study, best.levels)
         return texts.write("lead of one cell", "lead", study=study, best=found)
     limit = (1 - FROM_MARGIN) * (margin or 0.0)
-    steady = [one for one in tested if one.effect is None or not one.effect.went_wrong]
-    cheap = [c for c in steady if c.verdict_name in CHEAP and _costs(study, c)[1] <= limit]
+    cheap = [c for c in tested if c.verdict_name in CHEAP and _costs(study, c)[1] <= limit]
     spared = [one for one in tested if not _is_clearly_worse(study, one)]
+    if study.wrong_trainings:  # what is said holds without them, too
+        others = study.without_wrong.comparisons
+        known = {c: one for c, one in others.items() if one.verdict_name in CHEAP}
+        cheap = [
+            c for c in cheap if c.levels in known and _costs(study, known[c.levels])[1] <= limit
+        ]
+        spared = [c for c in spared if not _is_clearly_worse(study, others.get(c.levels, c))]
     cheapest: dict[str, Any] = {}
     if cheap:
         # of caches of equal bytes, the one of which the least may be lost

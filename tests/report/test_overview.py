@@ -1,8 +1,8 @@
 """The first screen: sentences that agree with the table, facts of the record, paired figures."""
 
 import re
+from copy import copy
 from dataclasses import replace
-from types import SimpleNamespace
 
 import pytest
 
@@ -122,16 +122,18 @@ def test_a_cheap_cache_of_equal_bytes_that_is_not_told_apart_is_named_too(
     assert ("As small, and not told apart from it: mqa." in lead) == is_named
 
 
-def test_what_is_better_than_a_baseline_that_went_wrong_is_not_said_to_be_cheap(study):
-    found = with_ends(study, trained=(-0.3, -0.1), mqa=(-0.3, -0.1))
-    wrong = {
-        levels: replace(
-            one, effect=SimpleNamespace(went_wrong=int(levels == ("mqa",)), has_interval=True)
-        )
-        for levels, one in found.comparisons.items()
-    }
-    found.__dict__["comparisons"] = wrong
-    assert named(found) == ["trained", "mqa"]
+@pytest.mark.parametrize(
+    ("mqa", "cells"),
+    [
+        pytest.param((-0.2, -0.1), ["mqa"], id="cheap without it, too"),
+        pytest.param((-0.1, 0.2), ["trained", "mqa"], id="undecided without it"),
+        pytest.param((0.2, 0.3), ["trained"], id="costs without it"),
+    ],
+)
+def test_what_is_said_holds_without_the_trainings_that_went_wrong(study, mqa, cells):
+    other = with_ends(copy(study), trained=(-0.3, -0.1), mqa=mqa)
+    study.__dict__ |= {"without_wrong": other, "wrong_trainings": {"0" * 16: 8.0}}
+    assert named(with_ends(study, trained=(-0.3, -0.1), mqa=(-0.3, -0.1))) == cells
 
 
 @pytest.mark.parametrize("status", ["failed", "diverged", "missing"])

@@ -38,7 +38,7 @@ class Answer(SpecModel):
     record: Name | None = None
     """Name of a report that has a record."""
     effect: Text | None = None
-    """A level, as factor=level."""
+    """A level, as factor=level, or with the setting that a report names it by."""
     trend: Text | None = None
     """A level whose effect may change with size, as factor=level."""
     cell: CellLevels | None = None

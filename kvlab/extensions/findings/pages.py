@@ -245,7 +245,8 @@ def _answer_by_effects(study: Study, answer: Answer) -> list[Finding]:
             raise _unknown(("metric",), answer.metric, known, rule)
     by_level: dict[str, list[Effect]] = {}
     for one in effects:
-        by_level.setdefault(change_name(one.change), []).append(one)
+        for name in {change_name(one.change), one.name}:
+            by_level.setdefault(name, []).append(one)
     if answer.effect not in by_level:
         rule = f"is no level of {study.name} that is compared with a baseline"
         raise _unknown(("effect",), str(answer.effect), by_level, rule)
