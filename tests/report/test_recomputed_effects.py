@@ -113,7 +113,12 @@ def check_interactions(folder: Path, sweep: Sweep):
 
 
 def check_other_measurements(folder: Path, sweep: Sweep):
-    """Compare the effects on other metrics, which are judged as one family."""
+    """Compare the effects on other metrics, which are judged as one family.
+
+    A sweep whose loss has no serving gap, and whose times do not compare, has none.
+    """
+    if not (folder / "tables" / "effects-other.csv").exists():
+        return
     table = read_table(folder, "effects-other")
     # a paired metric is the one-shot one of the served text, with the same title
     known = [m for m in METRICS if f"measured.{m}" in sweep.results and not m.endswith("_paired")]
