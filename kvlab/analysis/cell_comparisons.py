@@ -172,7 +172,10 @@ def _with_effect(comparison: CellComparison, effect: Effect) -> CellComparison:
 
 
 def judge_gaps(
-    rows: Sequence[Mapping[int, float]], alpha: float, rounding: float
+    rows: Sequence[Mapping[int, float]],
+    alpha: float,
+    rounding: float,
+    shares: Sequence[float] | None = None,
 ) -> list[Estimate]:
     """Test the gaps of several cells together.
 
@@ -180,6 +183,7 @@ def judge_gaps(
         rows: Gaps by seed, at least one for each cell.
         alpha: Probability of any false claim.
         rounding: Size of a gap that is rounding. A cell without a larger one is not tested.
+        shares: Of each cell, the part of ``alpha`` that may be spent; by default all.
 
     Returns:
         Each cell's mean. A tested one has the simultaneous interval, and its p-value is corrected
@@ -189,6 +193,9 @@ def judge_gaps(
     for row in rows:
         gap, is_rounding = estimate(list(row.values())), max(map(abs, row.values())) < rounding
         gaps.append(replace(gap, kind="identical") if is_rounding else gap)
-    tests = judge_family([gap.value for gap in gaps], [gap.error for gap in gaps], alpha)
+    values, errors = [gap.value for gap in gaps], [gap.error for gap in gaps]
+    n_tested = sum(error is not None for error in errors)
+    weights = None if shares is None else [share / max(1, n_tested) for share in shares]
+    tests = judge_family(values, errors, alpha, None, weights)
     pairs = zip(gaps, tests, strict=True)
     return [replace(gap, low=test.low, high=test.high, p=test.p) for gap, test in pairs]

@@ -344,13 +344,16 @@ def write_lead(study: Study) -> list[doc.Paragraph]:
     if smaller:
         lead = _judge_smaller(study, smaller)
     else:
-        measured = [e for e in study.effects(metric) if e.estimate]
-        levels = [(e.name, _describe_difference(metric, e)) for e in measured[:MAX_NAMED]]
+        measured = [effect for effect in study.effects(metric) if effect.estimate]
+        measured.sort(key=lambda one: (not one.is_claimed, -abs(one.value)))
+        levels = [(one, _describe_difference(metric, one)) for one in measured[:MAX_NAMED]]
         whole = all(study.values(cell, metric) for cell in study.cells)
-        lead = texts.write("lead without smaller caches", "lead", levels=levels, is_whole=whole)
+        fields = {"more": len(measured) - len(levels), "is_whole": whole}
+        lead = texts.write("lead without smaller caches", "lead", levels=levels, **fields)
     if not costs and not shown:
         return [lead]
-    return [lead, texts.write("costs", costs=costs, free=shown, most=MAX_NAMED)]
+    kept = {effect.change[0][0] for effect, _ in shown} & {*study.estimand.kept}
+    return [lead, texts.write("costs", costs=costs, free=shown, kept=kept, most=MAX_NAMED)]
 
 
 def _judge_smaller(study: Study, smaller: list[CellComparison]) -> doc.Paragraph:

@@ -72,9 +72,10 @@ class CellPoint:
         cost: In the unit of the cost; of bytes a part of its reference's, if `is_relative`.
         mean: Its mean in the metric, as ranked: see `kvlab.analysis.rankings`.
         quality: The difference from its reference, which the front is of.
-        is_on_front: Whether no other cell is better in one and at least as good in the other.
-        rivals: Of a cell on the front: cells of at most its cost that it is not told apart from,
-            in order of cost. It may be on the front by chance.
+        is_on_front: Whether no other cell is better in one and at least as good in the other. Of
+            references, which differ from themselves by nothing, the baseline alone is on it.
+        rivals: Of a cell on the front: cells of at most its cost and with its reference that it is
+            not told apart from, in order of cost. It may be on the front by chance.
     """
 
     levels: Levels
@@ -118,12 +119,15 @@ def find_front(study: Study, cost: str = "stored", metric: str = "") -> list[Cel
     cells.sort()
     for size, loss, _, levels in cells:
         # Cells that tie in both cost and quality are all on the front: none beats the other.
-        is_on_front = loss < best or (loss == best and size == best_cost)
+        reference = study.estimand.reference(levels)
+        is_placed = levels == study.baseline or levels != reference
+        is_on_front = is_placed and (loss < best or (loss == best and size == best_cost))
         rivals: tuple[Levels, ...] = ()
         if is_on_front:
             best, best_cost = loss, size
             others = (one for cost, _, _, one in cells if cost <= size and one != levels)
-            rivals = tuple(one for one in others if not ranking.told_apart(levels, one))
+            same = (one for one in others if study.estimand.reference(one) == reference)
+            rivals = tuple(one for one in same if not ranking.told_apart(levels, one))
         points.append(CellPoint(levels, size, means[levels], sign * loss, is_on_front, rivals))
     return points
 

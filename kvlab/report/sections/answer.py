@@ -13,6 +13,7 @@ from kvlab.report import document as doc
 from kvlab.report import formatting as fmt
 from kvlab.report import table_columns as cols
 from kvlab.report import texts
+from kvlab.report.benchmark_plots import cell_experiment
 from kvlab.report.hellaswag_outcomes import COMPARED_METRICS, all_at_chance
 from kvlab.report.overview import list_close_to_margin, report_overview
 from kvlab.report.record_warnings import list_confounds, list_warnings, report_damage
@@ -46,6 +47,7 @@ def report_answer(study: Study) -> doc.Section:
         findings = [*overview, *_describe_cost(study), *gaps, confidence]
         # models that measure noise are said before what they would show
         contents += [*bigram, *findings] if is_noise else [*findings, *bigram]
+        contents += _describe_unused_context(study)
     others = {state: count for state, count in counts.items() if state != "done"}
     if set(others) - {"pruned"}:  # a search that prunes leaves no more than that
         contents.append(texts.write("partial", study=study, others=others))
@@ -140,11 +142,12 @@ def _compare_with_bigrams(study: Study) -> tuple[list[doc.Paragraph], bool]:
     Returns:
         What is said of it, and whether a model does not beat its table.
     """
-    pairs = [
-        (row.measurements["loss"], row.measurements["loss_bigram"])
+    by_training = {  # cells that are served in several ways are one model
+        row.training: (row.measurements["loss"], row.measurements["loss_bigram"])
         for row in study.done_rows
         if {"loss", "loss_bigram"} <= row.measurements.keys()
-    ]
+    }
+    pairs = list(by_training.values())
     if not pairs:
         return [], False
     mean = math.fsum(table for _, table in pairs) / len(pairs)
@@ -154,16 +157,44 @@ def _compare_with_bigrams(study: Study) -> tuple[list[doc.Paragraph], bool]:
     return [texts.write("bigram table", losing=losing, n=len(pairs), **fields)], bool(losing)
 
 
+CONTEXT_FIELDS = {"window", "attention_pattern", "sink_tokens", "local", "global_", "kinds"}
+"""Fields of a model that only change which tokens a layer sees."""
+
+
+def _describe_unused_context(study: Study) -> list[doc.Paragraph]:
+    """Say which cells are better than a reference that sees more tokens, and is else the same."""
+    blind = []
+    for levels, found in study.comparisons.items():
+        pair = [cell_experiment(study, one) for one in (levels, found.reference)]
+        models = [one.model for one in pair if one is not None]
+        if found.verdict_name == "better" and len(models) == 2:
+            own, base = (one.model_dump(exclude=CONTEXT_FIELDS) for one in models)
+            seen = [sum(n.visible_tokens(one.block_size) for n in one.layers) for one in models]
+            if own == base and seen[0] < seen[1]:
+                blind.append(found)
+    if not blind:
+        return []
+    best = min(blind, key=lambda one: -abs(one.value))
+    name, reference = study.label(best.levels), study.label(best.reference)
+    fields = {"n": len(blind), "name": name, "reference": reference}
+    return [texts.write("context without gain", **fields)]
+
+
 def _answer_untrained(study: Study) -> list[doc.Paragraph]:
     """Compare what layouts store and how fast they decode, where no weights are trained."""
     contents: list[doc.Paragraph] = []
     base = study.kv_bytes(study.baseline)
     if base is not None:
-        sizes = {c: size for c in study.cells if (size := study.kv_bytes(c)) and size < base}
-        order = sorted(sizes, key=lambda levels: -sizes[levels])
-        smaller = [(study.label(c), fmt.format_ratio(base / sizes[c])) for c in order]
+        factors = {c: n for c in study.cells if (n := study.size_factor(c)) and n > 1}
+        order = sorted(factors, key=lambda levels: factors[levels])
+        smaller = [(study.label(c), fmt.format_ratio(factors[c])) for c in order]
         contents.append(
-            texts.write("sizes without training", held=format_bytes(base), smaller=smaller)
+            texts.write(
+                "sizes without training",
+                held=format_bytes(base),
+                smaller=smaller,
+                several=len(study.estimand.references) > 1,
+            )
         )
     metric = "tpot_ms_p50"
     means = study.means(metric)

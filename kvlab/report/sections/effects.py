@@ -315,6 +315,7 @@ def report_interactions(study: Study) -> doc.Section | None:
     is_contrast = any(effect.is_contrast for effect in effects)
     method = texts.write(
         "interactions",
+        study=study,
         share=SPLIT_SHARE,
         is_contrast=is_contrast,
         has_other_base=any(effect.against for effect in effects),

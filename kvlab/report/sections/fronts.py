@@ -36,7 +36,8 @@ def report_pareto(study: Study) -> doc.Section | None:
         yield doc.Column("not told apart from", hint=hint), rivals
 
     table = cols.cells_table(study, "pareto", "The cells on the front.", entries, on_front)
-    method = texts.write("membership of fronts", alpha=study.decide.alpha)
+    several = len(study.estimand.references) > 1
+    method = texts.write("membership of fronts", alpha=study.decide.alpha, several=several)
     contents: list[doc.Content] = [note, *([figure] if figure else [])]
     contents.append(doc.Fold("Cells on the front", (table, method)))
     contents += _report_other_fronts(study)

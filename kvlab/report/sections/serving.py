@@ -109,7 +109,8 @@ def _report_divergence(study: Study) -> list[doc.Content]:
     )
     worst = list(found)[-1]
     share = study.mean(worst, _TOP_CHANGED)
-    fields = {"name": study.label(worst), "kl": found[worst][0], "share": share}
+    n_seeds = len(study.values(worst, _KL))
+    fields = {"name": study.label(worst), "kl": found[worst][0], "share": share, "n_seeds": n_seeds}
     summary = texts.write("largest divergence", **fields)
     return [summary, doc.Fold("Divergence from one-shot predictions", folded)]
 
@@ -187,7 +188,7 @@ def _describe_format(section: Mapping[str, Any]) -> str:
     """Return the storage that ``training`` or ``serving`` of an experiment names, in words."""
     group, residual = section.get("kv_group"), section.get("kv_residual")
     groups = f", groups of {group}" if group else ""
-    newest = "" if residual is None else f", newest {residual} in full"
+    newest = "" if residual is None else f", newest {residual} or more in full"  # to a whole block
     rotated = ", rotated" if section.get("kv_rotate", "none") != "none" else ""
     stored = section["kv_dtype"]
     if isinstance(stored, Mapping) and stored.keys() == {"k", "v"}:
