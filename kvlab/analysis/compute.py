@@ -6,6 +6,7 @@ are those of its optimizer steps over all attempts, and of everything else in it
 data, validation, evaluation and benchmarks. What earlier attempts lost is not recorded.
 """
 
+import math
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -59,7 +60,8 @@ def _add_up(rows: Iterable[TrialRow]) -> Compute:
     ended.sort(key=lambda row: (str(row.record["provenance"]["started"]), row.trial))
     trainings: set[str] = set()
     sessions: dict[tuple[str, str], TrialRow] = {}
-    flops, compile_seconds, seconds = 0.0, 0.0, defaultdict[str, float](float)
+    flops: dict[str, float] = {}  # of a training that several have used, what the longest took
+    compile_seconds, seconds = 0.0, defaultdict[str, float](float)
     for row in ended:
         is_first = row.training not in trainings  # the others have waited for it
         if row.record.get("training_record"):
@@ -68,7 +70,8 @@ def _add_up(rows: Iterable[TrialRow]) -> Compute:
         trained, others = _seconds(row, is_first)
         seconds[device] += count * trained + _devices(row, measuring=True)[1] * others
         if is_first:
-            flops += _training_flops(row)
+            taken = _training_flops(row)
+            flops[row.training] = max(flops.get(row.training, 0.0), taken)
             compile_seconds += (row.record.get("training_record") or {}).get("compile_seconds", 0.0)
         if "timing" in row.record:
             timing = row.record["timing"]
@@ -79,7 +82,7 @@ def _add_up(rows: Iterable[TrialRow]) -> Compute:
     return Compute(
         len(ended),
         len(trainings),
-        flops,
+        math.fsum(flops.values()),
         {device: total / 3600 for device, total in seconds.items()},
         compile_seconds,
         sum(row.status in ("failed", "diverged") for row in ended),

@@ -166,7 +166,7 @@ def _disagreeing_factors(
 ) -> list[str]:
     """Return the other factors beside whose levels a level's effect differs."""
     others = [factor for factor in estimand.factors if factor != effect.change[0][0]]
-    if effect.is_contrast or effect.estimate is None:
+    if effect.is_contrast or effect.estimate is None or not effect.is_claimed:
         return []
     if estimand.changes_serving_alone(effect.change):
         seen = list(zip(*(levels for levels, _ in effect.by_setting), strict=True))

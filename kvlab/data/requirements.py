@@ -99,7 +99,7 @@ def find_shortages(experiment: Experiment, facts: DatasetFacts) -> Iterator[Shor
     if "task" in experiment.benchmark.parts and train <= TASK_PROMPT_TOKENS:
         text = f"benchmark.parts names task, which needs {TASK_PROMPT_TOKENS + 1} training tokens"
         yield "benchmark.parts", f"{text}, and it has {train:,}; leave it out or give more text"
-    for key, value, tokens, length in _list_window_requests(experiment):
+    for key, value, tokens, length in list_window_requests(experiment):
         required = -(-tokens // length) * length + 1  # whole windows, and the target of the last
         parts = 1 if key.startswith("training") else experiment.evaluation.text_parts or 1
         held = facts.held_out_tokens // parts
@@ -133,7 +133,7 @@ def _held_out_shortage(
     return key, f"{text}; {hint}raise data.validation_fraction or give more text"
 
 
-def _list_window_requests(experiment: Experiment) -> Iterator[tuple[str, object, int, int]]:
+def list_window_requests(experiment: Experiment) -> Iterator[tuple[str, object, int, int]]:
     """Yield the keys that ask for windows of held-out text: value, tokens, tokens of a window."""
     training, evaluation = experiment.training, experiment.evaluation
     block = experiment.model.block_size

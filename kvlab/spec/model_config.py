@@ -447,7 +447,12 @@ class ModelConfig(spec.SpecModel):
         }
         del facts["rope_theta"]
         facts.pop("rope_scaling", None)
-        scalings = [one.rope_scaling and one.rope_scaling.model_dump_json() for one in layers]
+        scalings = [  # "" of a layer that rotates as it is, beside others that are scaled
+            (one.rope_scaling.model_dump_json() if one.rope_scaling else "")
+            if one.rotary_dim
+            else None
+            for one in layers
+        ]
         if any(scalings):
             facts["rope_scaling"] = _collapse(scalings)
         if any(thetas):

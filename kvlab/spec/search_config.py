@@ -89,7 +89,7 @@ class Limit(spec.SpecModel):
 
 Fraction = Annotated[float, Field(gt=0.0, lt=1.0)]
 
-INCOMPARABLE_KEYS = ("data.", "training.evaluate_tokens")
+INCOMPARABLE_KEYS = ("data.", "training.evaluate_tokens", "model.block_size")
 """Keys whose values decide which tokens validation losses are of, so no rung compares them."""
 
 

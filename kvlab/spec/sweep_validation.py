@@ -14,6 +14,7 @@ from kvlab.spec.spec_model import Problems
 from kvlab.spec.validation_errors import FieldError, Path
 
 if TYPE_CHECKING:
+    from kvlab.spec.experiment import Experiment
     from kvlab.spec.sweep import Cell, CellKey, Sweep
 
 
@@ -75,10 +76,12 @@ def check_search_resources(sweep: "Sweep", cells: Sequence["Cell"]) -> None:
 
 
 def check_scored_text(sweep: "Sweep", cells: Sequence["Cell"]) -> None:
-    """Check that cells with other tokenizers are scored on the same text."""
+    """Check that cells with other tokenizers, or windows of other lengths, are scored on the same
+    text."""
     base = cells[0].experiment
     for cell in cells[1:]:
         data, evaluation = cell.experiment.data, cell.experiment.evaluation
+        _check_windows(sweep, base, cell)
         if data.tokenizer == base.data.tokenizer or not cell.experiment.training.tokens:
             continue
         text = f"data.tokenizer = {data.tokenizer} is not the baseline's {base.data.tokenizer}, and"
@@ -91,6 +94,31 @@ def check_scored_text(sweep: "Sweep", cells: Sequence["Cell"]) -> None:
         else:
             continue
         raise SpecError([sweep.locate(FieldError(("data", "tokenizer"), text), cell.levels)])
+
+
+def _check_windows(sweep: "Sweep", base: "Experiment", cell: "Cell") -> None:
+    """Check that windows of other lengths, or more of them, are not compared with a baseline's.
+
+    The mean loss of one model differs between them by hundredths of a nat, at every seed alike.
+    """
+    own, training = cell.experiment, cell.experiment.training
+    has_bytes = None not in (own.evaluation.loss_bytes, base.evaluation.loss_bytes)
+    if has_bytes or not (training.tokens or training.init_from):
+        return
+    sizes = [
+        {
+            ("model", "block_size"): one.model.block_size,
+            ("evaluation", "loss_tokens"): one.evaluation.loss_tokens,
+            ("evaluation", "served_tokens"): one.evaluation.served_tokens
+            or one.evaluation.loss_tokens,
+        }
+        for one in (own, base)
+    ]
+    for (section, name), value in sizes[0].items():
+        if value != (other := sizes[1][section, name]):
+            text = f"{section}.{name} = {value} is not the baseline's {other}, so losses would be"
+            text += " of other text; set evaluation.loss_bytes in both, or leave the key out"
+            raise SpecError([sweep.locate(FieldError((section, name), text), cell.levels)])
 
 
 def _find_rule_problems(sweep: "Sweep", key: str, rule: Mapping[str, tuple[str, ...]]) -> Problems:

@@ -12,6 +12,7 @@ import json
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
+from kvlab.data.requirements import list_window_requests
 from kvlab.layout import KVLayout
 from kvlab.spec.dtypes import MODEL_DTYPE
 from kvlab.spec.experiment import Experiment
@@ -93,6 +94,12 @@ def trial_identity(experiment: Experiment, training: str) -> dict[str, Any]:
         scored["served_tokens"] = evaluation.served_tokens or evaluation.loss_tokens
     else:
         del scored["served_tokens"]
+    longest = max((length for *_, length in list_window_requests(experiment)), default=0)
+    model = experiment.model
+    seen = [(n.visible_tokens(model.block_size), n.visible_tokens(longest)) for n in model.layers]
+    if any(model.block_size <= trained and measured < longest for trained, measured in seen):
+        # which a training does not tell from no window
+        scored["windows"] = [[layer.window, layer.sink_tokens] for layer in model.layers]
     if metrics := experiment.token_metrics:
         scored["token_metrics"] = sorted([one.name, file.digest] for one, file in metrics.items())
     return {

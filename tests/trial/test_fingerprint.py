@@ -208,6 +208,37 @@ def test_spellings_of_one_computation_are_equal(one, same):
     assert both(experiment(one)) == both(experiment(same))
 
 
+BEYOND = {"evaluation.positions": True, "model.window": None, "model.attention_pattern": "GW"}
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "same_training"),
+    [
+        (ROPE_SCALING, {"model.global": LINEAR}, False),
+        (ROPE_SCALING, {"model.local": LINEAR}, False),
+        ({"model.global": LINEAR}, {"model.local": LINEAR}, False),
+        # a window that holds the block, where windows of twice the block are scored
+        (
+            {**BEYOND, "model.kinds": {"W": {"window": 16}}},
+            {**BEYOND, "model.kinds": {"W": {"window": 32}}},
+            True,
+        ),
+        (
+            {**BEYOND, "model.kinds": {"W": {"window": 16}}},
+            {**BEYOND, "model.kinds": {"W": {"window": 12}}, "model.sink_tokens": 4},
+            True,
+        ),
+    ],
+)
+def test_what_computes_otherwise_is_another_trial(one, other, same_training):
+    (training, trial), (other_training, other_trial) = (
+        both(experiment(one)),
+        both(experiment(other)),
+    )
+    assert trial != other_trial
+    assert (training == other_training) == same_training
+
+
 def test_plain_data_has_one_fingerprint_whatever_the_order_of_its_keys():
     # sha256 of {"a":[1,2.5,null,true],"b":"\u00e9"}: what the record was made with stays valid
     assert (

@@ -242,12 +242,12 @@ def _recipe_key(experiment: Experiment) -> str:
 
 def _make_tuning_cell(cell: Cell, rate: float, tune: config.TuneConfig) -> Cell:
     """Return a cell that trains at a rate and measures the one-shot loss, and little else."""
-    scored = cell.experiment.evaluation
+    scored = cell.experiment.evaluation  # defaults stay defaults, which the text may lower
+    names = {"loss_tokens", "loss_bytes", "precision"} & scored.model_fields_set
+    kept = {name: getattr(scored, name) for name in names}
     little = {
         "serving": ServingConfig(),
-        "evaluation": EvaluationConfig(
-            loss_tokens=scored.loss_tokens, loss_bytes=scored.loss_bytes, served=False
-        ),
+        "evaluation": EvaluationConfig.model_validate({**kept, "served": False}),
         "benchmark": BenchmarkConfig(prompt_tokens=1, new_tokens=1, repeats=1),
     }
     experiment = cell.experiment.model_copy(update=little)

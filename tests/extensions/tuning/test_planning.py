@@ -17,7 +17,13 @@ from tests.support.golden import check_golden
 from tests.support.record_factory import TunedRecord
 from tests.support.stub_looks import SURFACES, TUNED, KnownRun, SurfaceRun, drive_looks, load_looks
 from tests.support.stub_trials import identify, write_sweep
-from tests.support.tiny_sweep import SWEEP, run_kvlab, tiny_sweep_folder
+from tests.support.tiny_sweep import (
+    EXPERIMENT,
+    SWEEP,
+    run_kvlab,
+    tiny_sweep_folder,
+    write_tiny_sweep,
+)
 
 
 def submit(folder: Path, surfaces, text: str = TUNED):
@@ -119,6 +125,17 @@ def test_cells_may_share_a_rate_and_be_tuned_on_fewer_tokens(tmp_path):
     assert {one.trial.experiment.training.tokens for one in stages[-1].plan.trials} == {320}
     assert rates(stages[-1]) == {2: 1.7e-3, 1: 1.7e-3}
     assert len(architectures(store)) == 1
+
+
+def test_a_default_that_the_text_lowers_is_lowered_for_a_tuning_too(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    experiment = EXPERIMENT.replace("evaluation: {loss_tokens: 64}\n", "")
+    assert experiment != EXPERIMENT
+    tune = "tune: {training.learning_rate: [1e-3, 2e-3, 4e-3]}\n"
+    write_tiny_sweep(tmp_path, SWEEP + tune, experiment)
+    code, out, err = run_kvlab("plan", "s.yaml")
+    assert code == 0, err
+    assert "evaluation.loss_tokens = " in out, "the text has fewer tokens than the default"
 
 
 def test_a_cell_that_starts_from_another_keeps_its_own_rate(tmp_path):
