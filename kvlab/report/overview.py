@@ -176,7 +176,8 @@ def _front_point(
             seeds = tuple(fmt.in_display_unit(metric, own[s] - base[s]) for s in shared)
     if is_named and found is not None and found.has_interval:
         ends = fmt.in_display_unit(metric, found.low), fmt.in_display_unit(metric, found.high)
-    tip.append("on the front" if point.is_on_front else "dominated")
+    place = "a reference" if levels == reference else "dominated"
+    tip.append("on the front" if point.is_on_front else place)
     y, key = fmt.in_display_unit(metric, point.quality), study.cell_key(levels)
     label = tip[0] if is_named else ""
     return doc.Point(point.cost, y, tuple(tip), key, label, y_range=ends, seeds=seeds)
@@ -352,8 +353,10 @@ def write_lead(study: Study) -> list[doc.Paragraph]:
         lead = texts.write("lead without smaller caches", "lead", levels=levels, **fields)
     if not costs and not shown:
         return [lead]
-    kept = {effect.change[0][0] for effect, _ in shown} & {*study.estimand.kept}
-    return [lead, texts.write("costs", costs=costs, free=shown, kept=kept, most=MAX_NAMED)]
+    kept = [(one, value) for one, value in shown if one.change[0][0] in study.estimand.kept]
+    free_alone = [pair for pair in shown if pair not in kept]
+    said = texts.write("costs", costs=costs, free=free_alone, kept=kept, most=MAX_NAMED)
+    return [lead, said]
 
 
 def _judge_smaller(study: Study, smaller: list[CellComparison]) -> doc.Paragraph:
@@ -386,10 +389,11 @@ def _judge_smaller(study: Study, smaller: list[CellComparison]) -> doc.Paragraph
         worst = best.low if METRICS[metric].better == "higher" else best.high
         cheapest = _describe_cell(study, best.levels)
         cheapest |= {"found": best, "is_worse": _is_clearly_worse(study, best), "worst": worst}
-        equals = [one.levels for one in cheap if factor(one) == factor(best) and one is not best]
+        equals = [c for c in cheap if factor(c) == factor(best) and c.reference == best.reference]
         told_apart = partial(study.ranking(metric).told_apart, best.levels)
-        cheapest["equals"] = [study.label(one) for one in equals if not told_apart(one)]
-        if best in spared:
+        names = [study.label(c.levels) for c in equals if not told_apart(c.levels)]
+        cheapest["equals"] = [name for name in names if name != study.label(best.levels)]
+        if not cheapest["is_worse"]:
             spared = [one for one in spared if factor(one) > factor(best)]
     elif not spared:
         best = min(tested, key=lambda one: _costs(study, one)[1])

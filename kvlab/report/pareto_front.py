@@ -114,6 +114,8 @@ def find_front(study: Study, cost: str = "stored", metric: str = "") -> list[Cel
         value = _find_difference(study, levels, metric)
         if value is not None:
             cells.append((costs[levels], sign * value, study.cell_index(levels), levels))
+    if all(study.estimand.reference(levels) == levels for *_, levels in cells) and len(cells) > 1:
+        return []  # nothing but references, which differ from themselves by nothing
     points: list[CellPoint] = []
     best, best_cost = float("inf"), -1.0
     cells.sort()

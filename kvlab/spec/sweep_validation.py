@@ -78,10 +78,12 @@ def check_search_resources(sweep: "Sweep", cells: Sequence["Cell"]) -> None:
 def check_scored_text(sweep: "Sweep", cells: Sequence["Cell"]) -> None:
     """Check that cells with other tokenizers, or windows of other lengths, are scored on the same
     text."""
-    base = cells[0].experiment
-    for cell in cells[1:]:
+    base, kept = cells[0].experiment, sweep.decide.reference or ()
+    first: dict[tuple[str, ...], Cell] = {}  # the cells that others are compared with
+    for cell in cells:
         data, evaluation = cell.experiment.data, cell.experiment.evaluation
-        _check_windows(sweep, base, cell)
+        levels = tuple(cell.levels.get(factor, "") for factor in kept)
+        _check_windows(sweep, first.setdefault(levels, cell).experiment, cell)
         if data.tokenizer == base.data.tokenizer or not cell.experiment.training.tokens:
             continue
         text = f"data.tokenizer = {data.tokenizer} is not the baseline's {base.data.tokenizer}, and"
@@ -101,23 +103,29 @@ def _check_windows(sweep: "Sweep", base: "Experiment", cell: "Cell") -> None:
 
     The mean loss of one model differs between them by hundredths of a nat, at every seed alike.
     """
-    own, training = cell.experiment, cell.experiment.training
-    has_bytes = None not in (own.evaluation.loss_bytes, base.evaluation.loss_bytes)
-    if has_bytes or not (training.tokens or training.init_from):
+    own, metric = cell.experiment, sweep.decide.metric or "loss"
+    is_loss = metric.startswith(("loss", "bits_per_byte"))
+    has_windows = own.data.symbol_options is None and len(own.data.parts) == 1
+    has_weights = own.training.tokens or own.training.init_from
+    if not (is_loss and has_windows and has_weights and own.data == base.data):
         return
-    sizes = [
-        {
-            ("model", "block_size"): one.model.block_size,
-            ("evaluation", "loss_tokens"): one.evaluation.loss_tokens,
-            ("evaluation", "served_tokens"): one.evaluation.served_tokens
-            or one.evaluation.loss_tokens,
-        }
-        for one in (own, base)
-    ]
+    sizes = []
+    for one in (own, base):
+        scored = one.evaluation
+        of_text = {("evaluation", "loss_bytes"): scored.loss_bytes}
+        if scored.loss_bytes is None:
+            of_text[("model", "block_size")] = one.model.block_size
+            of_text[("evaluation", "loss_tokens")] = scored.loss_tokens
+            of_text[("evaluation", "served_tokens")] = scored.served_tokens or scored.loss_tokens
+        sizes.append(of_text)
     for (section, name), value in sizes[0].items():
-        if value != (other := sizes[1][section, name]):
+        other = sizes[1].get((section, name), value)
+        if value != other:
             text = f"{section}.{name} = {value} is not the baseline's {other}, so losses would be"
-            text += " of other text; set evaluation.loss_bytes in both, or leave the key out"
+            way = "set the same evaluation.loss_bytes in both"
+            if own.evaluation.positions:  # which has no windows of loss_bytes
+                way = "decide by another metric"
+            text += f" of other text; {way}, or leave the key out"
             raise SpecError([sweep.locate(FieldError((section, name), text), cell.levels)])
 
 

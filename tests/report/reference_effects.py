@@ -434,6 +434,10 @@ class Sweep:
         gaps = {c: Difference((), g, {}, {}, 1.0).with_own_error() for c, g in by_cell.items()}
         real = [cell for cell, one in gaps.items() if max(map(abs, one.by_seed.values())) >= 1e-4]
         tested = {cell: gaps[cell] for cell in real if gaps[cell].is_tested}
-        weights = [1 / len(tested) for _ in tested]
+        shares = [1.0] * len(tested)
+        if self.looks is not None:
+            counts = [len(one.by_seed) for one in tested.values()]
+            shares = [spent_share(self.looks, count, self.alpha) for count in counts]
+        weights = [share / len(tested) for share in shares]
         judged = holm(list(tested.values()), weights, self.alpha, None)
         return gaps | dict(zip(tested, judged, strict=True))

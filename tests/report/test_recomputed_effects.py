@@ -178,7 +178,7 @@ def check_gaps(folder: Path, sweep: Sweep):
     assert list(table["cell"]) == [name_cell(sweep, cell) for cell in gaps]
     for row, gap in enumerate(gaps.values()):
         assert_number(table["gap"][row], gap.value)
-        assert_interval(table, row, gap, has_looks=False)
+        assert_interval(table, row, gap, has_looks=sweep.looks is not None)
 
 
 def check_recall(folder: Path, sweep: Sweep):

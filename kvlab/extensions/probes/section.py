@@ -34,8 +34,9 @@ second in standard errors over rows. Less, such as of a token that is likelier b
 is no recall, however small its error."""
 
 
-_RECALL_RATE = 2.0
-"""How much more often than by guessing a model that recalls prefers the right value."""
+_RECALL_RATE, _MIN_PAIRS = 2.0, 4
+"""How much more often than by guessing a model that recalls prefers the right value, of at least so
+many."""
 
 
 def report_recall(study: Study) -> list[doc.Content]:
@@ -43,9 +44,11 @@ def report_recall(study: Study) -> list[doc.Content]:
     if "recall_acc" not in study.measured_metrics:
         return []
     pairs = {int(row.measurements.get("recall_pairs", 0)) for row in study.done_rows} - {0}
-    best = max(study.means("recall_acc").values())
-    is_chance = bool(pairs) and best * min(pairs) < _RECALL_RATE
-    note = texts.write("recall", pairs=sorted(pairs), best=best if is_chance else None)
+    found = [row.measurements for row in study.done_rows]
+    rates = [one.get("recall_acc", 0.0) * one.get("recall_pairs", 0) for one in found]
+    is_chance = min(pairs, default=0) >= _MIN_PAIRS and max(rates) < _RECALL_RATE
+    best = max(one.get("recall_acc", 0.0) for one in found) if is_chance else None
+    note = texts.write("recall", pairs=sorted(pairs), best=best)
     table = scored_table(study, "recall", "Values recalled (%)", _RECALL)
     return [doc.Heading("Associative recall"), note, table]
 
@@ -64,7 +67,6 @@ def report_needles(study: Study) -> list[doc.Content]:
         "chance": fmt.format_ends((line["chance"] for line in lines), shown),
         "n_found": len(found),
         "n": len(places),
-        "n_cells": len(study.cells),
         "gain": fmt.format_fixed(max(line["gain"] for line in lines), 3),
         "n_lost": sum(_is_lost(one) for one in found) if is_served else None,
         "n_part": sum(not _is_lost(one) and not _is_found(one, "_served") for one in found),

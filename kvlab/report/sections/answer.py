@@ -1,6 +1,7 @@
 """The answer: the sweep's question, and sentences that answer it from the numbers."""
 
 import math
+from dataclasses import replace
 from functools import partial
 
 from kvlab.analysis.effects import Effect
@@ -17,6 +18,7 @@ from kvlab.report.benchmark_plots import cell_experiment
 from kvlab.report.hellaswag_outcomes import COMPARED_METRICS, all_at_chance
 from kvlab.report.overview import list_close_to_margin, report_overview
 from kvlab.report.record_warnings import list_confounds, list_warnings, report_damage
+from kvlab.spec import Experiment
 from kvlab.store.metrics import METRICS
 
 MAX_NAMED_LEVELS = 4
@@ -157,27 +159,40 @@ def _compare_with_bigrams(study: Study) -> tuple[list[doc.Paragraph], bool]:
     return [texts.write("bigram table", losing=losing, n=len(pairs), **fields)], bool(losing)
 
 
-CONTEXT_FIELDS = {"window", "attention_pattern", "sink_tokens", "local", "global_", "kinds"}
-"""Fields of a model that only change which tokens a layer sees."""
-
-
 def _describe_unused_context(study: Study) -> list[doc.Paragraph]:
     """Say which cells are better than a reference that sees more tokens, and is else the same."""
     blind = []
-    for levels, found in study.comparisons.items():
-        pair = [cell_experiment(study, one) for one in (levels, found.reference)]
-        models = [one.model for one in pair if one is not None]
-        if found.verdict_name == "better" and len(models) == 2:
-            own, base = (one.model_dump(exclude=CONTEXT_FIELDS) for one in models)
-            seen = [sum(n.visible_tokens(one.block_size) for n in one.layers) for one in models]
-            if own == base and seen[0] < seen[1]:
+    if study.primary_metric.startswith(("loss", "bits_per_byte")):
+        for levels, found in study.comparisons.items():
+            own, base = (cell_experiment(study, one) for one in (levels, found.reference))
+            if found.verdict_name == "better" and own and base and _sees_less(own, base):
                 blind.append(found)
     if not blind:
         return []
     best = min(blind, key=lambda one: -abs(one.value))
-    name, reference = study.label(best.levels), study.label(best.reference)
-    fields = {"n": len(blind), "name": name, "reference": reference}
+    references = {one.reference for one in blind}
+    reference = f"**{study.label(best.reference)}**"
+    if references == {study.baseline}:
+        reference = "the baseline"
+    elif len(references) > 1:
+        reference = "their references"
+    fields = {"n": len(blind), "name": study.label(best.levels), "reference": reference}
     return [texts.write("context without gain", **fields)]
+
+
+def _sees_less(own: Experiment, base: Experiment) -> bool:
+    """Whether layers see fewer tokens, and nothing else but a tuned rate differs."""
+
+    def rest(one: Experiment) -> tuple[object, ...]:
+        layers = [replace(n, kind="", window=None, sink_tokens=0) for n in one.model.layers]
+        kept = {"window", "attention_pattern", "sink_tokens", "local", "global_", "kinds"}
+        rates = {"learning_rate", "final_learning_rate"}
+        model, training = one.model.model_dump(exclude=kept), one.training.model_dump(exclude=rates)
+        return layers, model, training, one.serving
+
+    seen = [sum(n.visible_tokens(one.model.block_size) for n in one.model.layers)
+            for one in (own, base)]  # fmt: skip
+    return seen[0] < seen[1] and rest(own) == rest(base)
 
 
 def _answer_untrained(study: Study) -> list[doc.Paragraph]:

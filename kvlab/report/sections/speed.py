@@ -230,12 +230,12 @@ def _tabulate_break_even(
         heads = ("context at batch 1 (tokens)", "batch at the block size (sequences)")
         for head, found in zip(heads, (context, batch), strict=True):
             if found is None:
-                shown = doc.cell("never", MAX_BREAK_EVEN + 1, csv=(None,))  # sorts last
-            elif found[-1] < MAX_BREAK_EVEN:
-                shown = doc.cell(f"{found[0]:,} to {found[-1]:,}", found[0])
+                shown = doc.cell("never", MAX_BREAK_EVEN + 1, csv=(None, None))  # sorts last
             else:
-                shown = doc.cell(f"{found[0]:,}", found[0])
-            yield doc.Column(head, True, csv=(head,)), shown
+                end = found[-1] if found[-1] < MAX_BREAK_EVEN else None
+                text = f"{found[0]:,}" + (f" to {end:,}" if end else "")
+                shown = doc.cell(text, found[0], csv=(found[0], end))
+            yield doc.Column(head, True, csv=(head, f"{head}, up to")), shown
 
     table = cols.cells_table(study, "break-even", texts.fill("caption of break-even"), entries)
     return [table] if table.rows else []
