@@ -49,6 +49,20 @@ def test_steps_count_where_they_were_taken_and_hours_of_all_devices(
     assert found.hours == {device: pytest.approx(2 * seconds / 3600)}
 
 
+def test_a_training_that_pruned_trials_share_counts_once(tmp_path):
+    """One is pruned after 60 of 150 steps, one after 90: both have taken steps of one training."""
+
+    def change(result, levels, _seed):
+        result["training"] = "0" * 16
+        result |= {"status": "pruned", "pruned": {"step": 60, "steps": 150, "loss": 3.0}}
+        result["pruned"]["step"] += 30 * (levels["heads"] == "mqa")
+        del result["training_record"]
+
+    record = Record(factors={"heads": ("mha", "mqa")}, seeds=(0,), change=change)
+    found = measure_compute(Study.load(record.write(tmp_path), "made"))[0]
+    assert found.flops == pytest.approx(0.6e12)
+
+
 @needs("tuning")
 def test_tuning_is_a_part_of_the_whole_and_missed_where_it_is_gone(tmp_path):
     store = extract_archive(TUNED, tmp_path / "record")

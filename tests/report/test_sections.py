@@ -149,6 +149,39 @@ def test_one_loss_is_judged_and_once(tmp_path, tokenizer, judged):
     assert names & {"one-shot loss", "one-shot bits/byte"} == {judged}
 
 
+SEES_LESS = {"window": 8, "attention_pattern": "L"}
+
+
+@pytest.mark.parametrize(
+    ("model", "training", "is_said"),
+    [
+        (SEES_LESS, {}, True),
+        (SEES_LESS, {"learning_rate": 1e-3}, True),
+        ({**SEES_LESS, "qk_norm": True}, {}, False),
+        ({**SEES_LESS, "local": {"n_kv_head": 1}}, {}, False),
+        (SEES_LESS, {"tokens": 1228800}, False),
+        ({"qk_norm": True}, {}, False),
+    ],
+)
+def test_a_better_cell_that_only_sees_less_says_that_context_is_not_used(
+    tmp_path, model, training, is_said
+):
+    def change(found, levels, _seed):
+        if levels["horizon"] == "local":
+            found["experiment"]["model"] |= model
+            found["experiment"]["training"] |= training
+
+    class Windowed(Record):
+        def bytes(self, levels):
+            return 1024 if levels["horizon"] == "local" else 2048
+
+    effects = {"local": -0.1}
+    record = Windowed(factors={"horizon": ("global", "local")}, effects=effects, change=change)
+    folder = write_report(record.write(tmp_path / "store"), "made", tmp_path, ["answer"])
+    said = "1 cell, **local**, sees fewer tokens than the baseline and is better."
+    assert (said in (folder / "report.md").read_text()) == is_said
+
+
 def test_times_without_bytes_are_a_table_without_a_figure(tmp_path):
     def measure(result, levels, _seed):
         for metric in ("tpot_ms_p50", "kv_bytes_read"):
