@@ -38,9 +38,14 @@ class Elements(HTMLParser):
         self.texts.append(data)
 
 
+class Hostile(Record):
+    def bytes(self, levels):
+        return 2048 if levels["heads"] == "mha" else 1024
+
+
 def hostile_record() -> Record:
     bad = 'mqa"><svg onload=alert(1)>|`'
-    return Record(
+    return Hostile(
         factors={"heads": ("mha", bad), "<b>f</b>": ("none", "a|b")},
         question=HOSTILE,
         error=HOSTILE + "\ud800",
