@@ -13,7 +13,7 @@ together.
 """
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
@@ -24,6 +24,7 @@ from kvlab.analysis.verdicts import judge_family, judge_interval, write_verdict
 from kvlab.store.metrics import METRICS
 
 if TYPE_CHECKING:
+    from kvlab.analysis.sequential import SequentialTests
     from kvlab.analysis.study import Study
 
 
@@ -120,13 +121,10 @@ def _judge_together(
     study: "Study", comparisons: Mapping[Levels, CellComparison]
 ) -> dict[Levels, CellComparison]:
     """Give all comparisons intervals that hold together, and verdicts."""
-    alpha, margin, tests = study.decide.alpha, study.decide.margin, study.tests
+    alpha, margin = study.decide.alpha, study.decide.margin
     tested = [one for one in comparisons.values() if one.estimate.kind == "tested"]
-    spent = [1.0] * len(tested)
-    if tests is not None:
-        spent = [tests.spent_share(len(one.seeds), alpha) for one in tested]
     values, errors = [one.value for one in tested], [one.estimate.error for one in tested]
-    shares = [share / len(tested) for share in spent]
+    shares = _share_alpha(alpha, study.tests, [len(c.seeds) for c in tested], len(tested))
     judgements = judge_family(values, errors, alpha, margin, shares)
     judged = dict(comparisons)
     for one, test in zip(tested, judgements, strict=True):
@@ -168,6 +166,14 @@ def _with_effect(comparison: CellComparison, effect: Effect) -> CellComparison:
     )
 
 
+def _share_alpha(
+    alpha: float, tests: "SequentialTests | None", counts: Iterable[int], n_tested: int
+) -> list[float]:
+    """Return each difference's part of alpha by its seeds; with looks, of what they may spend."""
+    spent = [1.0 if tests is None else tests.spent_share(n, alpha) for n in counts]
+    return [share / max(1, n_tested) for share in spent]
+
+
 # Serving gaps
 
 
@@ -175,7 +181,7 @@ def judge_gaps(
     rows: Sequence[Mapping[int, float]],
     alpha: float,
     rounding: float,
-    shares: Sequence[float] | None = None,
+    tests: "SequentialTests | None" = None,
 ) -> list[Estimate]:
     """Test the gaps of several cells together.
 
@@ -183,7 +189,7 @@ def judge_gaps(
         rows: Gaps by seed, at least one for each cell.
         alpha: Probability of any false claim.
         rounding: Size of a gap that is rounding. A cell without a larger one is not tested.
-        shares: Of each cell, the part of ``alpha`` that may be spent; by default all.
+        tests: Of a sweep with looks.
 
     Returns:
         Each cell's mean. A tested one has the simultaneous interval, and its p-value is corrected
@@ -195,7 +201,6 @@ def judge_gaps(
         gaps.append(replace(gap, kind="identical") if is_rounding else gap)
     values, errors = [gap.value for gap in gaps], [gap.error for gap in gaps]
     n_tested = sum(error is not None for error in errors)
-    weights = None if shares is None else [share / max(1, n_tested) for share in shares]
-    tests = judge_family(values, errors, alpha, None, weights)
-    pairs = zip(gaps, tests, strict=True)
+    shares = _share_alpha(alpha, tests, map(len, rows), n_tested)
+    pairs = zip(gaps, judge_family(values, errors, alpha, None, shares), strict=True)
     return [replace(gap, low=test.low, high=test.high, p=test.p) for gap, test in pairs]

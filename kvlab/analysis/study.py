@@ -397,11 +397,7 @@ class Study:
         """Every cell's serving gap over its trainings, tested for all cells together."""
         values = {levels: self.values(levels, "serving_gap") for levels in self.cells}
         measured = {levels: gaps for levels, gaps in values.items() if gaps}
-        shares = None
-        if self.tests is not None:  # as differences of cells
-            counts = map(len, measured.values())
-            shares = [self.tests.spent_share(count, self.decide.alpha) for count in counts]
-        judged = judge_gaps(list(measured.values()), self.decide.alpha, GAP_ROUNDING, shares)
+        judged = judge_gaps(list(measured.values()), self.decide.alpha, GAP_ROUNDING, self.tests)
         return dict(zip(measured, judged, strict=True))
 
     def mean_effects(self, metric: str) -> list[Effect]:

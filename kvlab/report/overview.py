@@ -288,11 +288,9 @@ def select_cells(study: Study, most: int) -> list[Levels]:
     if len(cells) <= most:
         return cells
     points = {point.levels: point for point in find_front(study)}
-    front = []
-    for levels, point in points.items():
-        if point.is_on_front:
-            equals = [one for one in point.rivals if points[one].cost == point.cost]
-            front += [levels, *equals]
+    placed = [point for point in points.values() if point.is_on_front]
+    equals = {p.levels: [r for r in p.rivals if points[r].cost == p.cost] for p in placed}
+    front = [one for levels, others in equals.items() for one in (levels, *others)]
 
     def rank(levels: Levels) -> tuple[int, int]:
         changed = study.n_changed_factors(levels)
@@ -353,23 +351,19 @@ def write_lead(study: Study) -> list[doc.Paragraph]:
         lead = texts.write("lead without smaller caches", "lead", levels=levels, **fields)
     if not costs and not shown:
         return [lead]
-    kept = [(one, value) for one, value in shown if one.change[0][0] in study.estimand.kept]
-    free_alone = [pair for pair in shown if pair not in kept]
-    said = texts.write("costs", costs=costs, free=free_alone, kept=kept, most=MAX_NAMED)
-    return [lead, said]
+    kept = [pair for pair in shown if pair[0].change[0][0] in study.estimand.kept]
+    shown = [pair for pair in shown if pair not in kept]
+    return [lead, texts.write("costs", costs=costs, free=shown, kept=kept, most=MAX_NAMED)]
 
 
 def _judge_smaller(study: Study, smaller: list[CellComparison]) -> doc.Paragraph:
     """Name the smallest cache that is clearly cheap, and smaller ones not shown to cost."""
     margin, metric = study.decide.margin, study.primary_metric
-
-    def factor(one: CellComparison) -> float:
-        return _factor(study, one.levels)
-
+    factors = {one.levels: _factor(study, one.levels) for one in smaller}
     tested = [one for one in smaller if one.has_interval or one.verdict_name == "identical"]
     if not tested:
         front = {point.levels for point in find_front(study) if point.is_on_front}
-        best = min(smaller, key=lambda one: (one.levels not in front, -_factor(study, one.levels)))
+        best = min(smaller, key=lambda one: (one.levels not in front, -factors[one.levels]))
         found = _describe_cell(study, best.levels)
         return texts.write("lead of one cell", "lead", study=study, best=found)
     limit = (1 - FROM_MARGIN) * (margin or 0.0)
@@ -377,29 +371,28 @@ def _judge_smaller(study: Study, smaller: list[CellComparison]) -> doc.Paragraph
     spared = [one for one in tested if not _is_clearly_worse(study, one)]
     if study.wrong_trainings:  # what is said holds without them, too
         others = study.without_wrong.comparisons
-        known = {c: one for c, one in others.items() if one.verdict_name in CHEAP}
-        cheap = [
-            c for c in cheap if c.levels in known and _costs(study, known[c.levels])[1] <= limit
-        ]
+        also = {c for c, one in others.items() if one.verdict_name in CHEAP}
+        also &= {c for c, one in others.items() if _costs(study, one)[1] <= limit}
+        cheap = [one for one in cheap if one.levels in also]
         spared = [c for c in spared if not _is_clearly_worse(study, others.get(c.levels, c))]
     cheapest: dict[str, Any] = {}
     if cheap:
         # of caches of equal bytes, the one of which the least may be lost
-        best = max(cheap, key=lambda one: (factor(one), -_costs(study, one)[1]))
+        best = max(cheap, key=lambda one: (factors[one.levels], -_costs(study, one)[1]))
         worst = best.low if METRICS[metric].better == "higher" else best.high
         cheapest = _describe_cell(study, best.levels)
         cheapest |= {"found": best, "is_worse": _is_clearly_worse(study, best), "worst": worst}
-        equals = [c for c in cheap if factor(c) == factor(best) and c.reference == best.reference]
+        same = [one for one in cheap if one is not best and one.reference == best.reference]
+        equals = [one.levels for one in same if factors[one.levels] == factors[best.levels]]
         told_apart = partial(study.ranking(metric).told_apart, best.levels)
-        names = [study.label(c.levels) for c in equals if not told_apart(c.levels)]
-        cheapest["equals"] = [name for name in names if name != study.label(best.levels)]
+        cheapest["equals"] = [study.label(one) for one in equals if not told_apart(one)]
         if not cheapest["is_worse"]:
-            spared = [one for one in spared if factor(one) > factor(best)]
+            spared = [one for one in spared if factors[one.levels] > factors[best.levels]]
     elif not spared:
         best = min(tested, key=lambda one: _costs(study, one)[1])
         found = _describe_cell(study, best.levels)
         return texts.write("lead of costly caches", "lead", study=study, best=found)
-    spared.sort(key=factor, reverse=True)
+    spared.sort(key=lambda one: factors[one.levels], reverse=True)
     fields = {"spared": [_describe_cell(study, one.levels) for one in spared], "most": MAX_NAMED}
     return texts.write("lead", "lead", study=study, best=cheapest, **fields)
 

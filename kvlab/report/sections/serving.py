@@ -188,7 +188,9 @@ def _describe_format(section: Mapping[str, Any]) -> str:
     """Return the storage that ``training`` or ``serving`` of an experiment names, in words."""
     group, residual = section.get("kv_group"), section.get("kv_residual")
     groups = f", groups of {group}" if group else ""
-    newest = "" if residual is None else f", newest {residual} or more in full"  # to a whole block
+    newest = (
+        "" if residual is None else f", newest {residual} or more in full"
+    )  # up to a block more
     rotated = ", rotated" if section.get("kv_rotate", "none") != "none" else ""
     stored = section["kv_dtype"]
     if isinstance(stored, Mapping) and stored.keys() == {"k", "v"}:
